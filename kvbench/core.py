@@ -1,0 +1,141 @@
+"""The nouns every layer shares: requests, sequences, batches. Knows no strategy, no time, no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+
+class KvbenchError(Exception):
+    """A user's mistake or an impossible request: one or two lines that name the value, the limit and the remedy."""
+
+
+class Fit(Enum):
+    """An allocator's answer to "could this be granted?"; a request that is NEVER is rejected, not queued."""
+
+    OK = "ok"
+    LATER = "later"
+    NEVER = "never"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A user's unit of work.
+
+    Attributes:
+        id: position in the workload, from 0, in order of arrival.
+        arrival_s: seconds since the start of the trace.
+        prompt_len: tokens of the prompt, at least 1.
+        output_len: tokens it will generate, at least 1. Hidden from every part that does not declare
+            ``uses_true_lengths``: only the simulated runner (which must know when to stop), the ledger and
+            oracle-like reservations may look.
+    """
+
+    id: int
+    arrival_s: float
+    prompt_len: int
+    output_len: int
+
+    @property
+    def final_len(self) -> int:
+        """Tokens of prompt and output together."""
+        return self.prompt_len + self.output_len
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One token stream of a request, compared and hashed by identity.
+
+    While it runs nothing in it changes from step to step: its length is ``scheduler.step - origin``.
+
+    Attributes:
+        length: tokens present while it waits (prompt, and what it had generated when it was preempted).
+        origin: ``step - length`` at admission; meaningless while it waits.
+        requested: slots its scheduler asked the allocator for at the last admission.
+        granted: slots it got then, at least ``requested``.
+        cohort: the running sequences that fill their room at the same step; a dict used as an ordered set.
+    """
+
+    request: Request
+    final_len: int
+    length: int
+    origin: int = 0
+    requested: int = 0
+    granted: int = 0
+    cohort: dict[Sequence, None] = field(default_factory=dict)
+    num_preemptions: int = 0
+    recomputed_tokens: int = 0
+    first_token_s: float = -1.0
+    finish_s: float = -1.0
+
+    @classmethod
+    def of(cls, request: Request) -> Sequence:
+        """A new sequence that holds the request's prompt."""
+        return cls(request, request.prompt_len + request.output_len, request.prompt_len)
+
+
+class BlockCopy(NamedTuple):
+    """Copy ``num_slots`` slots of a shared block before the step writes to it (copy-on-write).
+
+    ``src`` and ``dst`` are the first physical slots of the two blocks.
+    """
+
+    src: int
+    dst: int
+    num_slots: int
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """What one iteration computes, as the scheduler decided it; a runner executes or prices it.
+
+    Attributes:
+        step: the scheduler's step counter.
+        running: every running sequence in service order, *a live view*: copy it to keep it.
+        num_decodes: sequences that generate their next token; the prefills come on top.
+        context_len: tokens the decodes attend to, summed (with padding where batching pads).
+        prefills: sequences computed from their first token on in this iteration.
+        prefill_len: what each prefill is padded to; 0 where batching does not pad.
+        token_states: tokens physically held for unfinished sequences, those of the prefills included.
+        grown: sequences that were granted more room at the start of this step, ``gained`` slots each.
+        preempted: sequences that lost their memory at the start of this step.
+        rejected: sequences that can never be served, each with the reason.
+        copies: block copies the runner must do before it computes.
+    """
+
+    step: int
+    running: dict[Sequence, None]
+    num_decodes: int
+    context_len: int
+    prefills: Seq[Sequence] = ()
+    prefill_len: int = 0
+    token_states: int = 0
+    grown: Seq[Sequence] = ()
+    gained: int = 0
+    preempted: Seq[Sequence] = ()
+    rejected: Seq[tuple[Sequence, str]] = ()
+    copies: Seq[BlockCopy] = ()
+
+
+class StepResult(NamedTuple):
+    """What a runner gives back: the seconds the iteration took and the sequences that produced their last token."""
+
+    seconds: float
+    finished: Seq[Sequence]
+
+
+class Usage(NamedTuple):
+    """An allocator's books, in slots; ``used + cached + pinned + free`` is the pool.
+
+    ``used`` is granted to sequences (counted once physically), ``cached`` unreferenced but reusable, ``pinned`` in
+    flight. ``largest_free`` is the largest request that could be granted from ``free`` now: the free memory
+    itself where any block serves any sequence, the largest hole where a grant must be contiguous.
+    """
+
+    used: int
+    free: int
+    largest_free: int
+    cached: int = 0
+    pinned: int = 0
