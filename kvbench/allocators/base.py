@@ -1,0 +1,103 @@
+"""The allocator protocol: integers in, integers out. Knows neither tensors, nor time, nor how long a request will be.
+
+An allocator is called when something happens to a sequence, never once per token. Every verb applies fully or
+raises and leaves the state as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable
+from enum import Flag, auto
+from typing import Protocol
+
+from kvbench.core import BlockCopy, Fit, Usage
+
+
+class Ability(Flag):
+    """What an allocator can do beyond granting and freeing; declared, and tested where declared."""
+
+    NONE = 0
+    ANY_SIZE = auto()
+    """Grants what is asked for (rounded up to blocks); without it every grant is one fixed slab."""
+    GROW = auto()
+    """``can_append`` and ``append`` work, so a sequence may be admitted with less than its final length."""
+    FORK = auto()
+    """``fork`` works: sequences may share slots."""
+
+
+class AllocationError(Exception):
+    """A grant that does not fit now. ``shortage`` is how many slots are missing; nothing was changed."""
+
+    def __init__(self, shortage: int) -> None:
+        super().__init__(f"{shortage} slots short")
+        self.shortage = shortage
+
+
+class Allocator(Protocol):
+    """Grants slots of one pool to sequences, which are opaque keys to it.
+
+    ``keep`` asks that so many slots stay free after a grant (the scheduler's watermark); a multiple of
+    ``block_size``.
+    """
+
+    abilities: Ability
+    num_slots: int
+    """The pool's capacity."""
+    block_size: int
+    """The granule of a grant, in slots; 1 where any number of slots can be granted."""
+
+    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+        """Whether ``slots`` could be granted now. Pure.
+
+        OK: the same ``allocate`` succeeds. LATER: not before something is freed. NEVER: not even in an empty pool.
+        """
+        ...
+
+    def allocate(self, seq: Hashable, slots: int) -> int:
+        """Grant a new sequence at least ``slots`` (>= 1) slots; returns how many it got.
+
+        Raises:
+            AllocationError: not enough free slots of the kind it needs.
+            ValueError: the sequence holds slots already, or ``slots`` < 1.
+        """
+        ...
+
+    def can_append(self, num_seqs: int) -> bool:
+        """Whether so many sequences could each be given room for one token more. Pure. Needs GROW."""
+        ...
+
+    def append(self, seqs: Collection[Hashable], copies: list[BlockCopy]) -> int:
+        """Make the next token of each sequence writable; all of them have filled their room. Needs GROW.
+
+        Returns:
+            How many tokens each of them can write before it has to ask again (the smallest, at least 1).
+            ``1`` is always a correct answer, merely a slow one.
+
+        Work for the runner is added to ``copies``: a shared block that is about to be written is copied first.
+
+        Raises:
+            AllocationError: not enough for all of them; none was granted anything.
+            KeyError: a sequence holds no slots.
+        """
+        ...
+
+    def fork(self, parent: Hashable, child: Hashable, length: int) -> None:
+        """Let ``child`` share the first ``length`` slots of ``parent``. Both must ask before they write again. Needs FORK.
+
+        Raises:
+            KeyError: the parent holds no slots.
+            ValueError: the child holds some already, or ``length`` is not within the parent's slots.
+        """
+        ...
+
+    def free(self, seq: Hashable) -> None:
+        """Take back everything a sequence holds. Raises KeyError if it holds nothing."""
+        ...
+
+    def slots(self, seq: Hashable) -> list[int]:
+        """The physical slots of a sequence in the order of its tokens, the still empty ones last. Pure."""
+        ...
+
+    def usage(self) -> Usage:
+        """The books, in O(1)."""
+        ...
