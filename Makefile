@@ -1,0 +1,53 @@
+# Every target does its own set-up: it creates .venv and installs kvbench there when that has not been done yet, or when
+# pyproject.toml or constraints.txt changed since.
+
+PYTHON ?= python3
+WORKERS ?= 2
+ARGS ?=
+
+BIN := .venv/bin
+KVBENCH := $(BIN)/python -m kvbench
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install test lint smoke bench data reference
+
+help:  ## List the targets.
+	@grep -hE '^[a-z_%<>]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z_%]+):.*## +/\1|/; s/^fig_%/fig_<name>/' \
+		| awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+install: $(INSTALLED)  ## Create .venv (PYTHON=python3 unless given) and install kvbench with its locked dependencies.
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -x $(BIN)/pip || { \
+		command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on the PATH; kvbench needs Python 3.11 or newer: make PYTHON=/path/to/python3" >&2; exit 1; }; \
+		$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvbench needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V 2>&1); name another: make PYTHON=python3.12" >&2; exit 1; }; \
+		echo "Creating .venv"; \
+		$(PYTHON) -m venv .venv || { echo "$(PYTHON) cannot create a virtual environment; install its venv module (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }; }
+	@echo "Installing kvbench and its dependencies into .venv (about a minute)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+test: lint  ## Check style, types and layers, then run all tests.
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+lint: $(INSTALLED)  ## Check style, types and layers only.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fig_%: $(INSTALLED)  ## Reproduce one figure into results/fig_<name>/; overrides go into ARGS='panel=a seed=1'.
+	$(KVBENCH) +experiment=$@ $(ARGS)
+
+smoke: $(INSTALLED)  ## Run every system on a tiny trace: seconds.
+	$(KVBENCH) +experiment=smoke $(ARGS)
+
+bench: $(INSTALLED)  ## Measure the simulator's own speed into results/bench/simulator.csv.
+	$(BIN)/python tests/bench_simulator.py $(ARGS)
+
+data: $(INSTALLED)  ## Fetch the public data sets, checked by their sums, into KVBENCH_DATA_DIR or data/. Needs a network.
+	$(BIN)/python -m kvbench.workloads.fetch $(ARGS)
+
+reference: $(INSTALLED)  ## Regenerate results/reference/.
+	$(KVBENCH) +experiment=reference $(ARGS)
