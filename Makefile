@@ -25,7 +25,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 		echo "Creating .venv"; \
 		$(PYTHON) -m venv .venv || { echo "$(PYTHON) cannot create a virtual environment; install its venv module (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }; }
 	@echo "Installing kvbench and its dependencies into .venv (about a minute)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 test: lint  ## Check style, types and layers, then run all tests.
