@@ -1,0 +1,86 @@
+"""The one loop under every run: admit, schedule, execute, retire, record. Simulated and real runs differ in runner and clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from kvbench.clock import Clock
+from kvbench.core import Batch, Request, Sequence
+from kvbench.ledger import Ledger
+from kvbench.records import Record, request_columns
+from kvbench.runners.base import Runner
+from kvbench.schedulers.base import Scheduler
+
+
+class Engine:
+    """Serves requests with one scheduler, one runner and one clock.
+
+    Attributes:
+        sequences: every sequence that arrived, in order of arrival.
+        rejected: those that can never be served, with the reason.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, clock: Clock, ledger: Ledger) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.clock = clock
+        self.ledger = ledger
+        self.sequences: list[Sequence] = []
+        self.rejected: dict[Sequence, str] = {}
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Batch]:
+        """Serve requests, sorted by arrival, until all are finished or rejected; yields each iteration's batch when
+        it is done. The batch shows live state: look before asking for the next.
+
+        Raises:
+            RuntimeError: the scheduler waits although nothing runs and nothing is due: it would wait for ever.
+        """
+        scheduler, runner, clock, ledger = self.scheduler, self.runner, self.clock, self.ledger
+        waiting, running = scheduler.waiting, scheduler.running
+        arrivals = iter(requests)
+        upcoming = next(arrivals, None)
+        now = clock.now()
+        while True:
+            while upcoming is not None and upcoming.arrival_s <= now:
+                seq = Sequence.of(upcoming)
+                self.sequences.append(seq)
+                waiting.append(seq)
+                upcoming = next(arrivals, None)
+            if not running and not waiting:
+                if upcoming is None:
+                    return
+                now = clock.wait_until(upcoming.arrival_s)
+                continue
+
+            batch = scheduler.schedule()
+            for seq in batch.preempted:
+                seq.num_preemptions += 1
+            if batch.rejected:
+                self.rejected.update(batch.rejected)
+            if not running:
+                if not (batch.preempted or batch.rejected):
+                    raise RuntimeError(f"{len(waiting)} sequences wait, nothing runs and nothing was decided")
+                ledger.settle((), batch.preempted)  # no iteration, hence no row
+                continue
+
+            seconds, finished = runner.execute(batch)
+            now = clock.advance(seconds)
+            ledger.record(batch, now, seconds, len(waiting))
+            for seq in batch.prefills:
+                if seq.first_token_s < 0:
+                    seq.first_token_s = now
+                else:
+                    seq.recomputed_tokens += seq.length - 1  # its newest token was never computed on
+            released = scheduler.commit(finished)
+            if finished or released:
+                ledger.settle(finished, released)
+                for seq in released:
+                    seq.finish_s = now
+            yield batch
+
+
+def serve(engine: Engine, requests: Iterable[Request]) -> Record:
+    """Run to the end; returns the raw record."""
+    for _ in engine.run(requests):
+        pass
+    return Record(engine.ledger.columns(), request_columns(engine.sequences))

@@ -1,0 +1,1 @@
+"""What executes a batch, or prices it."""

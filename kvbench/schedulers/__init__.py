@@ -1,0 +1,1 @@
+"""Who runs when: the only callers of an allocator."""

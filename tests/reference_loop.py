@@ -1,0 +1,234 @@
+"""The slow, obvious simulator that the engine is held against: no calendar, no cohorts, everything recounted every step.
+
+Written from the rules alone; shares nothing with kvbench but Request. One class of block bookkeeping per placement, as
+plain as possible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvbench.core import Request
+
+POOL_CLASSES = ("token_states", "reserved", "overreserved", "padding", "free")
+
+
+@dataclass(eq=False)
+class Job:
+    request: Request
+    generated: int = 0
+    blocks: int = 0  # on demand: how many blocks it holds
+    asked: int = 0  # reserved: slots asked for
+    region: tuple[int, int] | None = None  # reserved: (first block, blocks)
+    computed: bool = False
+    finish_s: float | None = None
+    rejected: bool = False
+    preemptions: int = 0
+
+    @property
+    def length(self) -> int:
+        return self.request.prompt_len + self.generated
+
+    @property
+    def final(self) -> int:
+        return self.request.prompt_len + self.request.output_len
+
+
+@dataclass
+class Outcome:
+    finish_s: list[float | None]
+    rows: list[tuple[float, int, int, tuple[int, ...]]] = field(default_factory=list)
+    """For each iteration: its end, how many ran, how many waited, and the pool's partition in POOL_CLASSES order."""
+    preemptions: int = 0
+
+
+@dataclass(frozen=True)
+class Costs:
+    a: float
+    b: float
+    c: float
+    p: float
+    q: float
+    c_large: float
+    knee: int
+
+    def seconds(self, context: int, count: int, lengths: list[int]) -> float:
+        above = count - self.knee
+        per_request = self.c * count if above <= 0 else self.c * self.knee + self.c_large * above
+        return (
+            self.a
+            + self.b * context
+            + per_request
+            + self.p * sum(lengths)
+            + self.q * sum(length * length for length in lengths)
+        ) / 1e3
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+class NaiveBuddy:
+    """Buddy regions as a plain set of free (start, blocks) and a list for the LIFO order."""
+
+    def __init__(self, blocks: int, largest: int) -> None:
+        self.free: list[tuple[int, int]] = []  # newest last
+        self.largest = 0
+        start = 0
+        carved = []
+        size = largest
+        while size:
+            while blocks - start >= size:
+                carved.append((start, size))
+                self.largest = max(self.largest, size)
+                start += size
+            size //= 2
+        self.free = carved[::-1]
+
+    def take(self, need: int) -> tuple[int, int] | None:
+        size = 1
+        while size < need:
+            size *= 2
+        fitting = sorted({free for _, free in self.free if free >= size})
+        if not fitting:
+            return None
+        index = max(i for i, (_, free) in enumerate(self.free) if free == fitting[0])
+        start, free = self.free.pop(index)
+        while free > size:
+            free //= 2
+            self.free.append((start + free, free))
+        return start, size
+
+    def give(self, region: tuple[int, int]) -> None:
+        start, size = region
+        while size < self.largest and (start ^ size, size) in self.free:
+            self.free.remove((start ^ size, size))
+            start, size = min(start, start ^ size), size * 2
+        self.free.append((start, size))
+
+
+def pow2(value: int) -> int:
+    power = 1
+    while power < value:
+        power *= 2
+    return power
+
+
+def reference(
+    requests: list[Request],
+    costs: Costs,
+    *,
+    num_slots: int,
+    system: str,
+    block_size: int = 16,
+    max_model_len: int = 2048,
+    max_num_seqs: int = 2048,
+    max_num_batched_tokens: int = 2560,
+    watermark: float = 0.01,
+) -> Outcome:
+    """``system``: on_demand (paged), or max, pow2, oracle (buddy)."""
+    on_demand = system == "on_demand"
+    num_blocks = num_slots // block_size
+    keep = int(watermark * num_blocks) if on_demand else 0
+    buddy = NaiveBuddy(num_blocks, pow2(ceil_div(max_model_len, block_size)))
+    jobs = [Job(request) for request in requests]
+    arriving = list(jobs)
+    waiting: list[Job] = []
+    running: list[Job] = []
+    outcome = Outcome([])
+    now = 0.0
+
+    def used() -> int:
+        if on_demand:
+            return sum(job.blocks for job in running)
+        return sum(job.region[1] for job in running if job.region)
+
+    def preempt(job: Job) -> None:
+        running.remove(job)
+        waiting.insert(0, job)
+        job.blocks = 0
+        job.preemptions += 1
+        outcome.preemptions += 1
+
+    while arriving or waiting or running:
+        if not waiting and not running:
+            now = max(now, arriving[0].request.arrival_s)
+        while arriving and arriving[0].request.arrival_s <= now:
+            waiting.append(arriving.pop(0))
+
+        preempted = False
+        if on_demand:
+            for job in list(running):
+                if job not in running:
+                    continue
+                while num_blocks - used() < 1:
+                    preempted = True
+                    victim = running[-1]
+                    preempt(victim)
+                    if victim is job:
+                        break
+                if job in running:
+                    job.blocks = max(job.blocks, ceil_div(job.length, block_size))
+
+        decodes = list(running)
+        prefills: list[Job] = []
+        while waiting and not preempted and len(running) < max_num_seqs:
+            job = waiting[0]
+            asked = {
+                "on_demand": 0,
+                "max": max_model_len,
+                "pow2": min(job.request.prompt_len + pow2(job.request.output_len), max_model_len),
+                "oracle": min(job.final, max_model_len),
+            }[system]
+            asked = max(asked, job.length)
+            need = ceil_div(asked, block_size)
+            never = need + keep > num_blocks if on_demand else pow2(need) > buddy.largest
+            if job.length > max_num_batched_tokens:
+                job.rejected = True
+                waiting.pop(0)
+                continue
+            if sum(other.length for other in prefills) + len(decodes) + job.length + 0 > max_num_batched_tokens:
+                break
+            if never:
+                job.rejected = True
+                waiting.pop(0)
+                continue
+            if on_demand:
+                if num_blocks - used() - need < keep:
+                    break
+                job.blocks = need
+            else:
+                job.region = buddy.take(need)
+                if job.region is None:
+                    break
+            job.asked = asked
+            waiting.pop(0)
+            running.append(job)
+            prefills.append(job)
+        if not running:
+            continue
+
+        lengths = [job.length for job in prefills]
+        now += costs.seconds(sum(job.length for job in decodes), len(running), lengths)
+
+        classes = dict.fromkeys(POOL_CLASSES, 0)
+        for job in running:
+            held = (job.blocks if on_demand else job.region[1] if job.region else 0) * block_size
+            over = 0 if on_demand else max(0, job.asked - job.final)
+            padding = max(0, held - max(job.final, 0 if on_demand else job.asked))
+            classes["token_states"] += job.length
+            classes["overreserved"] += over
+            classes["padding"] += padding
+            classes["reserved"] += held - job.length - over - padding
+        classes["free"] = num_slots - used() * block_size
+        outcome.rows.append((now, len(running), len(waiting), tuple(classes.values())))
+
+        for job in list(running):
+            job.generated += 1
+            if job.generated == job.request.output_len:
+                job.finish_s = now
+                running.remove(job)
+                if job.region:
+                    buddy.give(job.region)
+    outcome.finish_s = [job.finish_s for job in jobs]
+    return outcome
