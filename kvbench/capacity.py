@@ -1,0 +1,168 @@
+"""What a model leaves of the GPUs' memory for its KV cache. Knows shapes and sizes, no strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvbench.core import KvbenchError
+
+GIB = 2**30
+VALUE_BYTES = 2
+"""fp16 weights, activations and cache, as the paper runs them."""
+MAX_BATCHED_TOKENS = 2560
+"""Tokens the activations are sized for, as in the authors' artifact."""
+RESERVE_FRACTION = 0.05
+"""Share of each GPU that is not used (artifact: utilization 0.95)."""
+WORKSPACE_BYTES = GIB
+"""Workspace of each GPU (artifact)."""
+PUBLISHED_BLOCK = 16
+"""Slots of the blocks in which a model's ``published_blocks`` are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Shapes of a decoder-only transformer.
+
+    Attributes:
+        num_kv_heads: heads of the keys and values; fewer than ``num_heads`` where heads share them.
+        published_blocks: hardware name -> blocks of 16 slots of the KV pool, where a publication states it.
+        request_level_batch: workload name -> requests of a FasterTransformer batch, where a publication states it.
+    """
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    ffn_size: int
+    vocab_size: int
+    num_parameters: int
+    max_model_len: int
+    published_blocks: dict[str, int] = field(default_factory=dict)
+    request_level_batch: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """K and V of one token in all layers."""
+        head_size = self.hidden_size // self.num_heads
+        return 2 * self.num_layers * self.num_kv_heads * head_size * VALUE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """``num_gpus`` equal GPUs that hold one model, sliced (tensor parallel).
+
+    Attributes:
+        gpu_memory_bytes: what the driver reports of one GPU.
+    """
+
+    name: str
+    gpu: str
+    num_gpus: int
+    gpu_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Where the memory goes, all GPUs together.
+
+    Attributes:
+        source: where ``kv_cache_bytes`` comes from.
+    """
+
+    model: str
+    hardware: str
+    total_bytes: int
+    weights_bytes: int
+    activation_bytes: int
+    reserve_bytes: int
+    kv_cache_bytes: int
+    bytes_per_slot: int
+    source: str
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens whose K and V fit."""
+        return self.kv_cache_bytes // self.bytes_per_slot
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the pool is the one a publication states."""
+        return self.source == PUBLISHED
+
+    def line(self) -> str:
+        """The report, for a terminal."""
+        return (
+            f"{self.model} on {self.hardware}: {_gib(self.total_bytes)} = weights {_gib(self.weights_bytes)}"
+            f" + activations {_gib(self.activation_bytes)} + reserve {_gib(self.reserve_bytes)} + KV cache"
+            f" {_gib(self.kv_cache_bytes)} ({self.source}): {self.num_slots:,} slots of {self.bytes_per_slot:,} bytes"
+        )
+
+
+PUBLISHED = "Table 1 of the paper"
+
+
+def capacity(model: Model, hardware: Hardware, kv_cache_bytes: float | None = None) -> Capacity:
+    """Divide the memory of ``hardware`` as the memory analyzer of the PagedAttention authors' artifact does.
+
+    95 % of every GPU, less the weights, the activations of an iteration of 2560 tokens (the larger of the logits and
+    of a layer's, each in double, on every GPU) and 1 GiB of workspace, is the KV pool. A pool that the paper states
+    (Table 1) is taken as stated, so the parts need not add up to the last percent; ``kv_cache_bytes`` stands above both.
+
+    Args:
+        kv_cache_bytes: size of the pool; None to take the published or the computed one.
+
+    Raises:
+        KvbenchError: nothing is left for the pool, or less than one slot.
+    """
+    slot = model.bytes_per_slot
+    total = hardware.num_gpus * hardware.gpu_memory_bytes
+    weights = model.num_parameters * VALUE_BYTES
+    layer = max(3 * model.hidden_size, model.ffn_size) // hardware.num_gpus + model.hidden_size
+    activations = hardware.num_gpus * VALUE_BYTES * MAX_BATCHED_TOKENS * 2 * max(layer, model.vocab_size)
+    reserve = int(RESERVE_FRACTION * total) + hardware.num_gpus * WORKSPACE_BYTES
+    if kv_cache_bytes is not None:
+        pool, source = int(kv_cache_bytes), "kv_cache_bytes"
+        if pool < slot:
+            raise KvbenchError(
+                f"kv_cache_bytes={kv_cache_bytes} holds no slot of {model.name}; give {slot} (one slot) or more"
+            )
+    elif hardware.name in model.published_blocks:
+        pool, source = model.published_blocks[hardware.name] * PUBLISHED_BLOCK * slot, PUBLISHED
+    else:
+        pool, source = total - weights - activations - reserve, "computed"
+        if pool < slot:
+            raise KvbenchError(
+                f"{model.name} does not fit {hardware.name} ({_gib(total)}): weights {_gib(weights)}, activations "
+                f"{_gib(activations)} and reserve {_gib(reserve)} leave {_gib(pool)} for the KV cache.\n"
+                "Choose a larger hardware=, or set kv_cache_bytes= to size the pool yourself."
+            )
+    return Capacity(model.name, hardware.name, total, weights, activations, reserve, pool, slot, source)
+
+
+def batch_limit(model: Model, pool: Capacity, workload: str) -> int:
+    """Requests of a request-level batch: the published number for this workload, else as many longest sequences as fit.
+
+    The published numbers (5 / 14, 2 / 8 and 24 / 80 for ShareGPT / Alpaca on the three OPT sizes) are those of the
+    authors' artifact and hold in the published pool only.
+
+    Raises:
+        KvbenchError: the pool is smaller than one longest sequence.
+    """
+    if pool.is_published and workload in model.request_level_batch:
+        return model.request_level_batch[workload]
+    if pool.num_slots < model.max_model_len:
+        raise KvbenchError(
+            f"a pool of {pool.num_slots} slots holds no sequence of {model.max_model_len} tokens (model.max_model_len), "
+            "as scheduler=request_level needs; give more kv_cache_bytes or set scheduler.max_num_seqs"
+        )
+    return pool.num_slots // model.max_model_len
+
+
+def session_len(model: Model, pool: Capacity, max_num_seqs: int) -> int:
+    """Slots of each slab when ``max_num_seqs`` of them share the pool, at most the model's longest sequence."""
+    return min(model.max_model_len, pool.num_slots // max(max_num_seqs, 1))
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB"

@@ -1,0 +1,27 @@
+"""What a sweep asks of an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from typing import Protocol, TypeVar
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+class WorkerLost:
+    """Stands for a result that never came: the process that ran the task died, also at the second try."""
+
+
+class Executor(Protocol):
+    """Runs tasks somewhere; knows nothing of what they are."""
+
+    def run(
+        self, function: Callable[[Task], Result], tasks: Seq[Task]
+    ) -> Iterator[tuple[Task, Result | WorkerLost]]:
+        """Apply ``function`` to every task; yields each with its result as soon as there is one, in any order.
+
+        Closing the iterator stops the work. What ``function`` raises is raised here: it is expected not to.
+        """
+        ...

@@ -1,0 +1,19 @@
+"""One task after another, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+
+from kvbench.executors.base import Result, Task, WorkerLost
+
+
+class Serial:
+    """Nothing runs beside a task; what a real clock needs."""
+
+    def run(
+        self, function: Callable[[Task], Result], tasks: Seq[Task]
+    ) -> Iterator[tuple[Task, Result | WorkerLost]]:
+        """Results in the order of the tasks."""
+        for task in tasks:
+            yield task, function(task)

@@ -1,0 +1,133 @@
+"""Builds objects from configuration: ``_target_`` names a class, the other keys are its arguments.
+
+The constructor is the schema: names and simple types are checked against its signature before it is called, so that a
+mistake in a command is told in the user's words.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from kvbench.core import KvbenchError
+
+_SIMPLE: tuple[type, ...] = (int, float, str, bool, type(None))
+
+
+def locate(target: str, where: str) -> Any:
+    """The object that a dotted path names.
+
+    Raises:
+        KvbenchError: there is no such module, or it has no such name.
+    """
+    module_name, _, name = target.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise KvbenchError(
+                f"{where}._target_={target}: there is no module {error.name}; give package.module.Class, importable "
+                "from the current directory"
+            ) from None
+        raise KvbenchError(f"{where}._target_={target}: importing it needs {error.name}, which is missing") from None
+    except ValueError:
+        raise KvbenchError(f"{where}._target_={target} is no dotted path; give package.module.Class") from None
+    if not callable(found := getattr(module, name, None)):
+        raise KvbenchError(f"{where}._target_={target}: {module_name} has no class {name}{_hint(name, vars(module))}")
+    return found
+
+
+def instantiate(node: object, where: str, **given: object) -> Any:
+    """Build the object that ``node`` describes.
+
+    Args:
+        node: a mapping with ``_target_``; nested mappings that have one are built first.
+        where: the node's place in the configuration, for messages.
+        given: arguments that the configuration does not hold.
+
+    Raises:
+        KvbenchError: an unknown target or argument, a missing argument, a value of another type, or what the constructor
+            itself refuses.
+    """
+    if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
+        raise KvbenchError(f"{where} names no class; give {where}._target_=package.module.Class")
+    target = locate(node["_target_"], where)
+    arguments: dict[str, Any] = {
+        str(key): instantiate(value, f"{where}.{key}") if isinstance(value, Mapping) and "_target_" in value else value
+        for key, value in node.items()
+        if key != "_target_"
+    }
+    if twice := sorted(arguments.keys() & given.keys()):
+        raise KvbenchError(f"{where}.{twice[0]} is set by kvbench itself and cannot be given")
+    check_arguments(target, arguments, where, given)
+    return target(**arguments, **given)
+
+
+def check_arguments(target: Any, arguments: Mapping[str, Any], where: str, given: Mapping[str, object]) -> None:
+    """Compare arguments with the signature of ``target``.
+
+    Raises:
+        KvbenchError: an unknown or missing argument, or a value that is none of the simple types it is annotated with.
+    """
+    parameters = inspect.signature(target).parameters
+    names = [name for name, each in parameters.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    open_ended = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    for name in arguments.keys() | given.keys():
+        if name not in parameters and not open_ended:
+            allowed = ", ".join(each for each in names if each not in given) or "nothing"
+            raise KvbenchError(f"{where}.{name} does not exist: {target.__name__} takes {allowed}{_hint(name, names)}")
+    hints = _hints(target)
+    for name in names:
+        default = parameters[name].default
+        if name not in arguments and name not in given and default is inspect.Parameter.empty:
+            raise KvbenchError(f"{where}.{name} is missing: {target.__name__} needs it; add +{where}.{name}=...")
+        if name in arguments and name in hints and not _fits(arguments[name], hints[name]):
+            raise KvbenchError(
+                f"{where}.{name}={arguments[name]!r} is no {_words(hints[name])}; "
+                + (f"the default is {default!r}" if default is not inspect.Parameter.empty else "give one")
+            )
+
+
+def _hints(target: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except (NameError, TypeError):  # a user's class may annotate with names that exist for the type checker only
+        return {}
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value of the configuration has the annotated type; annotations that are not simple fit everything."""
+    options = _options(hint)
+    if any(typing.get_origin(option) is typing.Literal for option in options):
+        allowed = [choice for option in options for choice in typing.get_args(option)]
+        return value in allowed or (value is None and type(None) in options)
+    if not all(option in _SIMPLE for option in options):
+        return True
+    if isinstance(value, bool):
+        return bool in options
+    if isinstance(value, int) and float in options:
+        return True
+    return type(value) in options
+
+
+def _words(hint: Any) -> str:
+    options = _options(hint)
+    words = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}
+    return " or ".join(
+        " or ".join(map(str, typing.get_args(option))) if typing.get_origin(option) is typing.Literal else words[option]
+        for option in options
+    )
+
+
+def _hint(name: str, names: Any) -> str:
+    close = get_close_matches(name, list(names), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
