@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -64,7 +64,7 @@ class Sequence:
     origin: int = 0
     requested: int = 0
     granted: int = 0
-    cohort: dict[Sequence, None] = field(default_factory=dict)
+    cohort: dict[Sequence, None] | None = None
     num_preemptions: int = 0
     recomputed_tokens: int = 0
     first_token_s: float = -1.0
@@ -119,14 +119,16 @@ class Batch:
     copies: Seq[BlockCopy] = ()
 
 
-class StepResult(NamedTuple):
+@dataclass(slots=True, eq=False)
+class StepResult:
     """What a runner gives back: the seconds the iteration took and the sequences that produced their last token."""
 
     seconds: float
     finished: Seq[Sequence]
 
 
-class Usage(NamedTuple):
+@dataclass(slots=True)
+class Usage:
     """An allocator's books, in slots; ``used + cached + pinned + free`` is the pool.
 
     ``used`` is granted to sequences (counted once physically), ``cached`` unreferenced but reusable, ``pinned`` in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator
 
 from kvbench.clock import Clock
@@ -63,7 +64,8 @@ class Engine:
                 ledger.settle((), batch.preempted)  # no iteration, hence no row
                 continue
 
-            seconds, finished = runner.execute(batch)
+            result = runner.execute(batch)
+            seconds, finished = result.seconds, result.finished
             now = clock.advance(seconds)
             ledger.record(batch, now, seconds, len(waiting))
             for seq in batch.prefills:
@@ -81,6 +83,12 @@ class Engine:
 
 def serve(engine: Engine, requests: Iterable[Request]) -> Record:
     """Run to the end; returns the raw record."""
-    for _ in engine.run(requests):
-        pass
+    collecting = gc.isenabled()
+    gc.disable()  # a run makes no cycles, and scanning its live sequences costs about a tenth of the time
+    try:
+        for _ in engine.run(requests):
+            pass
+    finally:
+        if collecting:
+            gc.enable()
     return Record(engine.ledger.columns(), request_columns(engine.sequences))

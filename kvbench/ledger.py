@@ -81,7 +81,6 @@ class Ledger:
             self._chunks.append(self._chunk)
             self._chunk = bytearray(len(self._chunk))
             self._offset = 0
-        used, _, largest_free, _, _ = self._usage
         self._pack(
             self._chunk,
             self._offset,
@@ -95,8 +94,8 @@ class Ledger:
             batch.token_states,
             self._overreserved,
             self._padding,
-            used,
-            largest_free,
+            self._usage.used,
+            self._usage.largest_free,
         )
         self._offset += _STORED.itemsize
 
@@ -138,11 +137,12 @@ class Ledger:
             name: np.concatenate([part[name] for part in parts]) for name in _STORED.names or ()
         }
         used = columns.pop("used").astype(np.int32)
-        granted_empty = used - columns["token_states"] - columns["overreserved"] - columns["padding"]
-        columns["reserved"] = granted_empty.astype(np.int32)
-        prefill = columns["token_states"].astype(np.int32) - columns["context_len"].astype(np.int32)
-        columns["prefill_tokens"] = np.where(columns["num_prefills"].astype(np.int32) > 0, prefill, 0)
+        overreserved, padding = columns["overreserved"].astype(np.int32), columns["padding"].astype(np.int32)
+        columns["reserved"] = used - present - overreserved - padding
+        present = columns["token_states"].astype(np.int32)
+        admitted = columns["num_prefills"].astype(np.int32) > 0
+        columns["prefill_tokens"] = np.where(admitted, present - columns["context_len"].astype(np.int32), 0)
         zeros = np.zeros(len(used), np.int32)
         columns["cached"] = columns["pinned"] = zeros
-        columns["free"] = (self.allocator.num_slots - used).astype(np.int32)
+        columns["free"] = self.allocator.num_slots - used
         return columns

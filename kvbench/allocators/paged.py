@@ -69,8 +69,15 @@ class Paged:
         free = pool.free
         if len(seqs) > len(free):
             raise AllocationError((len(seqs) - len(free)) * size)
-        for table in [tables[seq] for seq in seqs]:
-            table.append(free.pop())
+        done = 0
+        try:
+            for seq in seqs:
+                tables[seq].append(free.pop())
+                done += 1
+        except KeyError:
+            for seq in list(seqs)[:done]:
+                free.append(tables[seq].pop())
+            raise
         return size
 
     def _append_forked(self, seqs: Collection[Hashable], copies: list[BlockCopy]) -> int:

@@ -81,10 +81,12 @@ class Simulated:
 
     def execute(self, batch: Batch) -> StepResult:
         """Price the batch; finished are those that reach their recorded length in it."""
-        num_requests = batch.num_decodes
-        prefill_len = square_len = 0
+        num_requests = batch.num_decodes + len(batch.prefills)
+        above = num_requests - self._knee
+        per_request = self._c * num_requests if above <= 0 else self._c * self._knee + self._c_large * above
+        ms = self._a + self._b * batch.context_len + per_request
         if batch.prefills:
-            num_requests += len(batch.prefills)
+            prefill_len = square_len = 0
             for seq in batch.prefills:
                 length = batch.prefill_len or seq.length
                 prefill_len += length
@@ -95,9 +97,8 @@ class Simulated:
                     self._endings[last] = {seq: None}
                 else:
                     endings[seq] = None  # may be there already: preempted and admitted again without a step between
-        above = num_requests - self._knee
-        per_request = self._c * num_requests if above <= 0 else self._c * self._knee + self._c_large * above
-        ms = self._a + self._b * batch.context_len + per_request + self._p * prefill_len + self._q * square_len
+            ms += self._p * prefill_len
+            ms += self._q * square_len
         endings = self._endings.pop(batch.step, None)
         if endings is None:
             return StepResult(ms / 1e3, ())

@@ -201,8 +201,9 @@ class IterationLevel:
     def _release(self, seq: Sequence) -> None:
         seq.length = self.step - seq.origin
         self.context_len -= seq.length
-        if self._grows:
+        if seq.cohort is not None:
             del seq.cohort[seq]
+            seq.cohort = None
         self.allocator.free(seq)
         self.blocked = False
 
