@@ -137,12 +137,11 @@ class Ledger:
             name: np.concatenate([part[name] for part in parts]) for name in _STORED.names or ()
         }
         used = columns.pop("used").astype(np.int32)
-        overreserved, padding = columns["overreserved"].astype(np.int32), columns["padding"].astype(np.int32)
-        columns["reserved"] = used - present - overreserved - padding
         present = columns["token_states"].astype(np.int32)
+        overreserved, padding = columns["overreserved"].astype(np.int32), columns["padding"].astype(np.int32)
         admitted = columns["num_prefills"].astype(np.int32) > 0
         columns["prefill_tokens"] = np.where(admitted, present - columns["context_len"].astype(np.int32), 0)
-        zeros = np.zeros(len(used), np.int32)
-        columns["cached"] = columns["pinned"] = zeros
+        columns["reserved"] = used - present - overreserved - padding
+        columns["cached"] = columns["pinned"] = np.zeros(len(used), np.int32)
         columns["free"] = self.allocator.num_slots - used
         return columns
