@@ -1,0 +1,68 @@
+"""Workloads made from a data set of lengths and a rule of arrival."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbench.core import KvbenchError
+from kvbench.workloads.arrivals import Arrivals
+from kvbench.workloads.base import Invalid, Load, Trace, to_requests, whole
+from kvbench.workloads.lengths import Lengths
+from kvbench.workloads.validity import enforce
+
+
+@dataclass(slots=True)
+class Synthetic:
+    """Lengths of one data set, arriving under one rule.
+
+    Args:
+        name: what tables call it.
+        lengths: the data set.
+        arrivals: the rule; it says which of the next three it needs.
+        max_model_len: tokens of prompt and output the model can hold together; longer pairs are invalid.
+        request_rate: requests/s.
+        duration_s: how long requests arrive, in seconds; the run goes on until all are served.
+        num_requests: at most so many.
+        invalid: what happens to invalid pairs of the data set (`kvbench.workloads.validity`); the trace's counts are
+            pairs of the data set, not requests.
+        seed: 0 or more; below 2**32.
+    """
+
+    name: str
+    lengths: Lengths
+    arrivals: Arrivals
+    max_model_len: int
+    request_rate: float | None = None
+    duration_s: float | None = None
+    num_requests: int | None = None
+    invalid: Invalid = "drop"
+    seed: int = 0
+
+    def generate(self) -> Trace:
+        """See `kvbench.workloads.base.Workload`."""
+        load = Load(self.request_rate, self.duration_s, self.num_requests)
+        seed = _seed(self.seed)
+        pairs = enforce(self.lengths.rows(), self.invalid, self.max_model_len, self.arrivals.strict)
+        arrival_s, chosen = self.arrivals.draw(load, len(pairs.prompt_len), seed)
+        if not len(arrival_s):
+            raise KvbenchError(
+                f"no request arrives within workload.duration_s={self.duration_s} at workload.request_rate="
+                f"{self.request_rate} with seed {seed}; raise one of the two"
+            )
+        return Trace(
+            to_requests(arrival_s, pairs.prompt_len[chosen], pairs.output_len[chosen]),
+            self.lengths.source(),
+            pairs.num_dropped,
+            pairs.num_clipped,
+            self.inputs(),
+        )
+
+    def inputs(self) -> dict[str, str]:
+        """See `kvbench.workloads.base.Workload`."""
+        return self.lengths.inputs()
+
+
+def _seed(seed: int) -> int:
+    if whole("seed", seed, least=0) >= 2**32:
+        raise KvbenchError(f"workload.seed={seed} is not possible; give a whole number below 2**32")
+    return seed
