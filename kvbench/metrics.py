@@ -1,17 +1,17 @@
-"""Numbers from records: one table that says of every measured column of ``summary.csv`` how it is computed and in what unit.
+"""Numbers from records: one table says of every measured column of ``summary.csv`` how it is computed and in what unit.
 
 Pure functions of a finished run's records; pandas is not needed here.
 
-Two kinds of average over the iterations are kept (DESIGN.md section 5). *Over time* (``..._mean``, ``..._pct``) is an integral: every
-iteration counts with its share of the averaging window, and time without any iteration counts as an empty batch and a
-free pool. *Over iterations* (``..._iteration_...``) gives every iteration that starts in the window the same weight, as the
-PagedAttention authors' scripts do (their timestamp is taken when the scheduler starts an iteration).
+Averages over the iterations are of two kinds. *Over time* (``..._mean``, ``..._pct``) is an integral: an iteration
+counts with the part of the averaging window that it covers, and time without any iteration counts as an empty batch and
+a free pool. *Over iterations* (``..._iteration_...``) gives every iteration that starts in the window the same weight, as the
+scripts of the PagedAttention authors do (they stamp an iteration when it is scheduled).
 
-The window ``[measure_from_s, measure_to_s)`` applies to these averages and to the throughputs. Latencies are of all requests,
-whenever they ran: runs drain, and the paper's normalized latency knows no warm-up.
+The window ``[measure_from_s, measure_to_s)`` applies to these averages and to the throughputs. Latencies are those of
+all requests, whenever they ran: runs drain, and the paper's normalized latency knows no warm-up.
 
-A value that does not exist (the latency of a run that finished nothing, an average over a window in which nothing happened) is
-NaN, never 0.
+A value that does not exist (the latency of a run that finished nothing, an average over a window in which nothing
+happened) is NaN, never 0.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import numpy.typing as npt
 from kvbench.records import Record
 
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 CLASSES = ("token_states", "reserved", "overreserved", "padding", "cached", "pinned", "free")
 """The ledger's classes, in the order in which figures stack them; in slots they sum to the pool at every iteration."""
@@ -37,73 +38,98 @@ class Run:
     """A record with what most metrics need of it.
 
     Attributes:
-        record: the columns of iterations and requests.
+        steps: columns with one row per iteration, as float64.
+        requests: columns with one row per request, as float64.
         num_slots: the pool, in slots.
-        window_s: length of the averaging window; it ends with the run at the latest, so it may be empty (0).
+        from_s: start of the averaging window.
+        to_s: its end; the end of the run at the latest, so the window may be empty.
         overlap_s: per iteration, the seconds of it that lie in the window.
         inside: per iteration, whether it starts in the window.
         finished: per request, whether it ran to its end.
-        finished_inside: per request, whether its end lies in the window.
     """
 
-    record: Record
+    steps: dict[str, Floats]
+    requests: dict[str, Floats]
     num_slots: int
-    window_s: float
+    from_s: float
+    to_s: float
     overlap_s: Floats
-    inside: npt.NDArray[np.bool_]
-    finished: npt.NDArray[np.bool_]
-    finished_inside: npt.NDArray[np.bool_]
+    inside: Mask
+    finished: Mask
 
     @classmethod
     def of(cls, record: Record, num_slots: int, measure_from_s: float, measure_to_s: float | None) -> Run:
         """Prepare ``record``; ``measure_to_s`` None is the end of the run."""
-        steps, requests = record.steps, record.requests
+        steps = {name: np.asarray(column, np.float64) for name, column in record.steps.items()}
+        requests = {name: np.asarray(column, np.float64) for name, column in record.requests.items()}
         end_s = steps["end_s"]
         start_s = end_s - steps["seconds"]
         run_end_s = float(end_s[-1]) if len(end_s) else 0.0
         to_s = run_end_s if measure_to_s is None else min(measure_to_s, run_end_s)
-        overlap_s = np.clip(np.minimum(end_s, to_s) - np.maximum(start_s, measure_from_s), 0.0, None)
-        finish_s = requests["finish_s"]
         return cls(
-            record=record,
+            steps=steps,
+            requests=requests,
             num_slots=num_slots,
-            window_s=max(to_s - measure_from_s, 0.0),
-            overlap_s=overlap_s,
+            from_s=measure_from_s,
+            to_s=to_s,
+            overlap_s=_overlap(start_s, end_s, measure_from_s, to_s),
             inside=(start_s >= measure_from_s) & (start_s < to_s),
-            finished=np.isfinite(finish_s),
-            finished_inside=(finish_s > measure_from_s) & (finish_s <= to_s),
+            finished=np.isfinite(requests["finish_s"]),
         )
+
+    @property
+    def window_s(self) -> float:
+        """Length of the averaging window; 0 if the run ended before it began."""
+        return max(self.to_s - self.from_s, 0.0)
 
     def over_time(self, column: str) -> float:
         """Integral of a column of ``steps`` over the window, divided by the window; idle time adds nothing."""
-        if self.window_s == 0.0:
-            return math.nan
-        return float(np.sum(self.record.steps[column] * self.overlap_s)) / self.window_s
+        return self.per_second(float(np.sum(self.steps[column] * self.overlap_s)))
 
     def over_iterations(self, column: str) -> float:
         """Mean of a column of ``steps`` over the iterations that start in the window."""
-        return float(np.mean(self.record.steps[column][self.inside])) if self.inside.any() else math.nan
+        return _mean(self.steps[column][self.inside])
+
+    def per_second(self, amount: float) -> float:
+        """``amount`` divided by the length of the window."""
+        return amount / self.window_s if self.window_s > 0.0 else math.nan
+
+    def of_finished(self, column: str) -> Floats:
+        """A column of ``requests``, without those that never finished."""
+        return self.requests[column][self.finished]
 
     def normalized_latencies_s(self) -> Floats:
         """End-to-end seconds per output token of every finished request (PagedAttention paper, section 6.1)."""
-        requests = self.record.requests
-        return _of(self.finished, (requests["finish_s"] - requests["arrival_s"]) / requests["output_len"])
+        return (self.of_finished("finish_s") - self.of_finished("arrival_s")) / self.of_finished("output_len")
 
     def ttfts_s(self) -> Floats:
         """Seconds from arrival to the first output token of every finished request, preempted later or not."""
-        requests = self.record.requests
-        return _of(self.finished, requests["first_token_s"] - requests["arrival_s"])
+        return self.of_finished("first_token_s") - self.of_finished("arrival_s")
 
     def tpots_s(self) -> Floats:
         """Seconds per output token after the first, of every finished request with two or more."""
-        requests = self.record.requests
-        gaps = requests["output_len"] - 1
-        has_gap = self.finished & (gaps > 0)
-        return _of(has_gap, requests["finish_s"] - requests["first_token_s"]) / _of(has_gap, gaps)
+        gaps = self.of_finished("output_len") - 1.0
+        seconds = self.of_finished("finish_s") - self.of_finished("first_token_s")
+        return seconds[gaps > 0] / gaps[gaps > 0]
+
+    def num_finished_inside(self) -> int:
+        """Requests that finish in the window."""
+        finish_s = self.of_finished("finish_s")
+        return int(np.sum((finish_s > self.from_s) & (finish_s <= self.to_s)))
+
+    def tokens_inside(self) -> float:
+        """Output tokens of finished requests in the window: the first when it came, the others evenly until the end."""
+        first_s, finish_s = self.of_finished("first_token_s"), self.of_finished("finish_s")
+        others = self.of_finished("output_len") - 1.0
+        share = _overlap(first_s, finish_s, self.from_s, self.to_s) / np.maximum(
+            finish_s - first_s, np.finfo(float).tiny
+        )
+        return float(np.sum((first_s > self.from_s) & (first_s <= self.to_s)) + np.sum(others * share))
 
 
-def _of(rows: npt.NDArray[np.bool_], values: npt.NDArray[np.generic]) -> Floats:
-    return np.asarray(values[rows], dtype=np.float64)
+def _overlap(start: Floats, end: Floats, from_s: float, to_s: float) -> Floats:
+    overlap: Floats = np.maximum(np.minimum(end, to_s) - np.maximum(start, from_s), 0.0)
+    return overlap
 
 
 def _mean(values: Floats) -> float:
@@ -115,24 +141,20 @@ def _percentile(values: Floats, percent: float) -> float:
     return float(np.percentile(values, percent)) if len(values) else math.nan
 
 
-def _per_second(run: Run, amount: float) -> float:
-    return amount / run.window_s if run.window_s > 0.0 else math.nan
-
-
 def _share_of_time(run: Run, name: str) -> float:
     share_pct = 100.0 * run.over_time(name) / run.num_slots
-    if name == "free" and run.window_s > 0.0:
-        share_pct += 100.0 * max(1.0 - float(np.sum(run.overlap_s)) / run.window_s, 0.0)
+    if name == "free":
+        share_pct += 100.0 * max(1.0 - run.per_second(float(np.sum(run.overlap_s))), 0.0)
     return share_pct
 
 
 def _external_fragmentation(run: Run) -> float:
-    steps = run.record.steps
-    weights = np.where(steps["free"] > 0, run.overlap_s, 0.0)
+    free, largest_free = run.steps["free"], run.steps["largest_free"]
+    weights = np.where(free > 0, run.overlap_s, 0.0)
     total = float(np.sum(weights))
     if total == 0.0:
         return math.nan
-    return float(np.sum(weights * (1.0 - steps["largest_free"] / np.maximum(steps["free"], 1)))) / total
+    return float(np.sum(weights * (1.0 - largest_free / np.maximum(free, 1.0)))) / total
 
 
 class Metric(NamedTuple):
@@ -154,34 +176,23 @@ _CLASS_TEXT = {
 }
 
 
-def _class_metrics() -> dict[str, Metric]:
-    over_time = {
-        f"{name}_pct": Metric(
-            lambda run, name=name: _share_of_time(run, name),
-            "% of the pool",
-            f"slots that {_CLASS_TEXT[name]}, over time" + (" (all of them while idle)" if name == "free" else ""),
-        )
-        for name in CLASSES
-    }
-    over_iterations = {
-        f"{name}_iteration_pct": Metric(
-            lambda run, name=name: 100.0 * run.over_iterations(name) / run.num_slots,
-            "% of the pool",
-            f"slots that {_CLASS_TEXT[name]}, over iterations",
-        )
-        for name in CLASSES
-    }
-    return over_time | over_iterations
+def _over_time(name: str) -> Metric:
+    idle = " (all of them while idle)" if name == "free" else ""
+    text = f"slots that {_CLASS_TEXT[name]}, over time{idle}"
+    return Metric(lambda run: _share_of_time(run, name), "% of the pool", text)
+
+
+def _over_iterations(name: str) -> Metric:
+    text = f"slots that {_CLASS_TEXT[name]}, over iterations"
+    return Metric(lambda run: 100.0 * run.over_iterations(name) / run.num_slots, "% of the pool", text)
 
 
 METRICS: dict[str, Metric] = {
-    "num_requests": Metric(lambda run: len(run.record.requests["id"]), "", "requests of the workload"),
-    "num_rejected": Metric(
-        lambda run: int(np.sum(run.record.requests["rejected"])), "", "requests that can never be served"
-    ),
-    "num_iterations": Metric(lambda run: len(run.record.steps["end_s"]), "", "iterations of the whole run"),
+    "num_requests": Metric(lambda run: len(run.requests["id"]), "", "requests of the workload"),
+    "num_rejected": Metric(lambda run: int(np.sum(run.requests["rejected"])), "", "requests that can never be served"),
+    "num_iterations": Metric(lambda run: len(run.steps["end_s"]), "", "iterations of the whole run"),
     "simulated_s": Metric(
-        lambda run: float(run.record.steps["end_s"][-1]) if len(run.record.steps["end_s"]) else 0.0,
+        lambda run: float(run.steps["end_s"][-1]) if len(run.steps["end_s"]) else 0.0,
         "s",
         "end of the last iteration: the run's length on its own clock, drain included",
     ),
@@ -202,14 +213,14 @@ METRICS: dict[str, Metric] = {
         lambda run: _percentile(run.tpots_s(), 99), "s/token", "time per output token after the first, 99th percentile"
     ),
     "throughput_req_per_s": Metric(
-        lambda run: _per_second(run, int(np.sum(run.finished_inside))),
+        lambda run: run.per_second(run.num_finished_inside()),
         "requests/s",
         "requests that finish in the window, per second of it",
     ),
     "throughput_tok_per_s": Metric(
-        lambda run: _per_second(run, int(np.sum(run.record.requests["output_len"][run.finished_inside]))),
+        lambda run: run.per_second(run.tokens_inside()),
         "tokens/s",
-        "output tokens of the requests that finish in the window, per second of it; recomputed tokens do not count",
+        "output tokens of finished requests in the window, per second of it; recomputed tokens do not count",
     ),
     "num_running_mean": Metric(lambda run: run.over_time("num_running"), "", "requests in the batch, over time"),
     "num_running_iteration_mean": Metric(
@@ -219,7 +230,8 @@ METRICS: dict[str, Metric] = {
     "num_waiting_iteration_mean": Metric(
         lambda run: run.over_iterations("num_waiting"), "", "requests in the queue, over iterations"
     ),
-    **_class_metrics(),
+    **{f"{name}_pct": _over_time(name) for name in CLASSES},
+    **{f"{name}_iteration_pct": _over_iterations(name) for name in CLASSES},
     "internal_fragmentation_pct": Metric(
         lambda run: _share_of_time(run, "overreserved") + _share_of_time(run, "padding"),
         "% of the pool",
@@ -234,10 +246,10 @@ METRICS: dict[str, Metric] = {
         lambda run: 0.0, "% of the unshared need", "slots saved by sharing; 0 while requests have one sequence each"
     ),
     "num_preemptions": Metric(
-        lambda run: int(np.sum(run.record.requests["num_preemptions"])), "", "times a sequence lost its memory"
+        lambda run: int(np.sum(run.requests["num_preemptions"])), "", "times a sequence lost its memory"
     ),
     "recomputed_tokens": Metric(
-        lambda run: int(np.sum(run.record.requests["recomputed_tokens"])), "tokens", "tokens computed once more"
+        lambda run: int(np.sum(run.requests["recomputed_tokens"])), "tokens", "tokens computed once more"
     ),
     "swapped_out_bytes": Metric(lambda run: 0, "bytes", "bytes swapped out; 0 while preemption recomputes"),
     "swapped_in_bytes": Metric(lambda run: 0, "bytes", "bytes swapped in; 0 while preemption recomputes"),

@@ -1,11 +1,14 @@
-"""How two latency curves are compared: where they cross a threshold, and how far apart they lie. The same functions serve
-the paper's curves and measured ones."""
+"""How two latency curves are compared: where they cross a threshold, and how far apart they lie.
+
+The same functions serve the paper's curves and measured ones.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 THRESHOLD_S = 0.5
 """Normalized latency (s/token) at which rates are read. The paper compares rates "at similar latencies" and names none;
@@ -55,30 +58,25 @@ def crossing(points: Iterable[tuple[float, float]], threshold: float = THRESHOLD
     return Crossing(None, before[0] if before else None, None)
 
 
-def rms_log_ratio(measured: Mapping[float, float], expected: Iterable[tuple[float, float]]) -> tuple[float, int, int]:
-    """Root mean square of ln(measured / expected) over the expected points, each weighted alike.
+def log_ratios(measured: Mapping[float, float], expected: Iterable[tuple[float, float]]) -> list[float]:
+    """ln(measured / expected) of every expected point that was measured; one that occurs twice counts twice.
 
     Args:
         measured: rate -> latency; rates must be the very numbers of ``expected``.
-        expected: (rate, latency); a rate that occurs twice counts twice.
-
-    Returns:
-        (rms, points compared, points expected); the rms is NaN if none could be compared.
+        expected: (rate, latency).
     """
-    expected = list(expected)
-    squares = [
-        math.log(measured[rate] / latency) ** 2
-        for rate, latency in expected
-        if rate in measured and not math.isnan(measured[rate])
-    ]
-    rms = math.sqrt(sum(squares) / len(squares)) if squares else math.nan
-    return rms, len(squares), len(expected)
+    return [math.log(measured[rate] / latency) for rate, latency in expected if rate in measured]
+
+
+def root_mean_square(values: Sequence[float]) -> float:
+    """NaN if there are none."""
+    return math.sqrt(sum(value**2 for value in values) / len(values)) if values else math.nan
 
 
 def interpolate(points: Iterable[tuple[float, float]], x: float) -> float:
     """The value at ``x``, linear between neighbouring points; NaN outside them."""
     curve = sorted(point for point in points if not math.isnan(point[1]))
-    for (x0, y0), (x1, y1) in zip(curve, curve[1:], strict=False):
+    for (x0, y0), (x1, y1) in pairwise(curve):
         if x0 <= x <= x1:
             return y0 if x1 == x0 else y0 + (x - x0) / (x1 - x0) * (y1 - y0)
     return math.nan

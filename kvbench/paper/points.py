@@ -92,5 +92,6 @@ def _curve(entry: dict[str, Any]) -> Curve:
     points = [Point(x, y, kind) for kind in (Kind.PLOTTED, Kind.ABOVE_AXIS) for x, y in entry.get(kind, ())]
     points.sort(key=lambda point: point.x)
     if Kind.LEAVES_PLOT in entry:
-        points.append(Point(*entry[Kind.LEAVES_PLOT], Kind.LEAVES_PLOT))
+        x, y = entry[Kind.LEAVES_PLOT]
+        points.append(Point(x, y, Kind.LEAVES_PLOT))
     return Curve(tuple(points), entry.get("next_rate"))

@@ -1,0 +1,69 @@
+"""What figures ask of ``summary.csv``: rows, curves, conditions. A row whose numbers are missing counts as not run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+Pairs = list[tuple[float, float]]
+
+
+def select(summary: pd.DataFrame, **equal: Any) -> pd.DataFrame:
+    """The rows in which every named column has the given value."""
+    rows = summary
+    for column, value in equal.items():
+        rows = rows[rows[column] == value]
+    return rows
+
+
+def value(rows: pd.DataFrame, column: str) -> float | None:
+    """Mean of a column over the rows (repeats of a point); None if no row has a number there."""
+    mean = float(pd.to_numeric(rows[column]).mean()) if len(rows) else math.nan
+    return None if math.isnan(mean) else mean
+
+
+def curve(rows: pd.DataFrame, x: str, y: str) -> Pairs:
+    """(x, mean of y over the rows with this x) in order of x; without the x that have no number."""
+    means = rows.assign(**{y: pd.to_numeric(rows[y])}).groupby(x)[y].mean().dropna()
+    return list(zip(means.index.astype(float).tolist(), means.tolist(), strict=True))
+
+
+def systems(rows: pd.DataFrame) -> list[str]:
+    """Systems that occur, each once."""
+    return sorted(set(rows["system"]))
+
+
+def difference(rows: pd.DataFrame, **paper: Any) -> str | None:
+    """The first condition in which the rows are not as in the paper, in words; None if there is none.
+
+    Args:
+        rows: of one claim.
+        paper: column -> the paper's value; None stands for an empty cell.
+    """
+    for column, wanted in paper.items():
+        found = [None if pd.isna(cell) else cell for cell in rows[column].unique()]
+        if found != [wanted]:
+            return f"{column} is {_words(found)}, the paper's is {_words([wanted])}"
+    return None
+
+
+def _words(values: Iterable[Any]) -> str:
+    return ", ".join(
+        "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value) for value in values
+    )
+
+
+def way(rows: pd.DataFrame) -> str:
+    """How the numbers came about, in a word: "simulated", or the runners."""
+    return _words(sorted(set(rows["runner"]))) or "measured"
+
+
+def footnote(rows: pd.DataFrame, *more: str) -> str:
+    """What a reader must know of every number shown: simulated or not, with which costs, from which workload."""
+    costs, sources = (_words(sorted(set(rows[column].dropna()))) for column in ("costs", "workload_source"))
+    how = way(rows)
+    parts = [f"{how.capitalize()} (costs: {costs})" if "simulated" in how else f"Run by {how}", f"Lengths: {sources}"]
+    return ". ".join([*parts, *more]) + "."

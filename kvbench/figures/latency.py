@@ -1,0 +1,91 @@
+"""Panels of normalized latency against request rate: the paper's Fig. 12 and its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from kvbench.figures import style
+from kvbench.figures.frames import Pairs
+from kvbench.paper.curves import crossing
+from kvbench.paper.points import Curve, Kind
+
+TOP_S = 1.0
+"""Top of the axis (s/token), as in the paper."""
+
+
+def draw_panel(axes: Axes, title: str, measured: Mapping[str, Pairs], published: Mapping[str, Curve]) -> None:
+    """Measured curves as filled markers and lines, the paper's measurements as hollow markers.
+
+    A curve that goes on above the axis gets a triangle where it leaves.
+
+    Args:
+        axes: drawn into.
+        title: of the panel.
+        measured: system -> (rate, latency).
+        published: system -> the paper's curve.
+    """
+    for system, look in style.looks(measured).items():
+        points = measured[system]
+        axes.plot(
+            [rate for rate, _ in points],
+            [latency for _, latency in points],
+            color=look.color,
+            marker=look.marker,
+            linestyle=look.linestyle,
+            zorder=3,
+        )
+        _mark_exit(axes, points, look.color, filled=True)
+        if system in published:
+            hollow = [point for point in published[system].points if point.kind is Kind.PLOTTED]
+            axes.plot(
+                [point.x for point in hollow],
+                [point.y for point in hollow],
+                color=look.color,
+                marker=look.marker,
+                markersize=6,
+                markerfacecolor="none",
+                markeredgewidth=0.7,
+                linestyle="none",
+                zorder=4,
+            )
+            _mark_exit(axes, [(point.x, point.y) for point in published[system].points], look.color, filled=False)
+    shown = [x for points in measured.values() for x, y in points if y <= 1.1 * TOP_S]
+    shown += [p.x for s in measured if s in published for p in published[s].measurements if p.y <= 1.1 * TOP_S]
+    axes.set_xlim(0, 1.1 * max(shown, default=1.0))
+    axes.set_ylim(0, TOP_S)
+    axes.set_title(title)
+    axes.set_xlabel("Request rate (requests/s)")
+
+
+def _mark_exit(axes: Axes, points: Pairs, color: str, *, filled: bool) -> None:
+    leaves = crossing(points, TOP_S).rate
+    if leaves is not None:
+        axes.plot(
+            [leaves],
+            [TOP_S],
+            color=color,
+            marker=6 if filled else "^",  # 6: a triangle that stands on the point
+            markersize=3.5 if filled else 6,
+            markerfacecolor=color if filled else "none",
+            markeredgewidth=0.7,
+            clip_on=False,
+            zorder=5,
+        )
+
+
+def legend(systems: Iterable[str], way: str) -> list[Artist]:
+    """Entries: the systems, and what the kinds of markers mean; ``way`` is a word for the measured ones."""
+    handles: list[Artist] = [
+        Line2D([], [], color=look.color, marker=look.marker, linestyle=look.linestyle, label=look.label)
+        for look in style.looks(systems).values()
+    ]
+    return [
+        *handles,
+        Line2D([], [], color=style.GREY, marker="o", label=way),
+        style.hollow("o"),
+        Line2D([], [], color=style.GREY, marker=6, linestyle="none", markersize=4, label="leaves the axes"),
+    ]

@@ -1,0 +1,170 @@
+"""What the latency curves of one panel say beside the paper's: distances, rates at the threshold, and gains.
+
+A rate that a curve does not reach is known as an interval only; such an interval can refute a claim, not confirm it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from kvbench.figures.frames import Pairs, curve, difference, select, systems
+from kvbench.figures.style import SYSTEMS
+from kvbench.paper.claims import Claim, Statement, stated
+from kvbench.paper.curves import Crossing, crossing, log_ratios, root_mean_square
+from kvbench.paper.points import LatencyPanel, published
+from kvbench.results import Results
+
+Interval = tuple[float, float]
+LATENCY = "normalized_latency_mean_s"
+PAPERS_ARRIVALS = "kvbench.workloads.arrivals.Paper"
+PAPERS_PAIRS = {"sharegpt": "ShareGPT pairs of the authors' artifact"}
+"""Sources whose requests are the paper's own, where they are public; in other data sets any source stands in."""
+
+
+@dataclass(frozen=True)
+class PanelRates:
+    """One panel of a run, held against the paper's.
+
+    Attributes:
+        letter: of the panel.
+        condition: the paper's.
+        results: the run's; rows of other panels are not looked at.
+    """
+
+    letter: str
+    condition: LatencyPanel
+    results: Results
+
+    @cached_property
+    def curves(self) -> dict[str, Pairs]:
+        """System -> (rate, latency), for every system that was run here."""
+        rows = select(self.results.summary, panel=self.letter)
+        found = {system: curve(select(rows, system=system), "request_rate", LATENCY) for system in systems(rows)}
+        return {system: points for system, points in found.items() if points}
+
+    @cached_property
+    def crossings(self) -> dict[str, Crossing]:
+        """Where each curve reaches the threshold."""
+        return {system: crossing(points) for system, points in self.curves.items()}
+
+    def papers(self, system: str) -> Crossing:
+        """Where the paper's curve reaches the threshold."""
+        return crossing((point.x, point.y) for point in self.condition.curves[system].points)
+
+    @cached_property
+    def obstacles(self) -> dict[str, str | None]:
+        """Why a system's curve cannot be compared with the paper's, if so."""
+        return {system: self._obstacle(system) for system in self.condition.curves if system in self.curves}
+
+    def obstacle(self, *names: str) -> str | None:
+        """The first of these systems' obstacles."""
+        return next((reason for name in names if (reason := self.obstacles.get(name))), None)
+
+    def _obstacle(self, system: str) -> str | None:
+        rows = select(self.results.summary, panel=self.letter, system=system)
+        condition, memory = self.condition, published()["table1"]["models"][self.condition.model]
+        slabs = system == "fastertransformer"
+        wrong = difference(
+            rows,
+            model=condition.model,
+            hardware=memory["hardware"],
+            workload=condition.workload,
+            duration_s=condition.duration_s,
+            costs="fastertransformer" if slabs else "paper_engine",
+            **({} if slabs else {"block_size": 16}),
+        )
+        if wrong:
+            return wrong
+        if (abs(rows["num_slots"] - memory["num_slots"]) > 50).any():
+            return f"the pool has {rows['num_slots'].iloc[0]} slots, the paper's about {memory['num_slots']}"
+        lacking = set(condition.curves[system].rates) - {rate for rate, _ in self.curves[system]}
+        return f"no result at {', '.join(f'{rate:g}' for rate in sorted(lacking))} requests/s" if lacking else None
+
+    @cached_property
+    def other_trace(self) -> str | None:
+        """Why the run's requests are not the paper's very requests, if so."""
+        rows = select(self.results.summary, panel=self.letter)
+        pairs = PAPERS_PAIRS.get(self.condition.workload)
+        sources = sorted(set(rows["workload_source"].dropna()))
+        if pairs is not None and sources != [pairs]:
+            return f"one trace against another: lengths are {', '.join(sources)}"
+        if (rows["seed"] != 0).any():
+            return "one trace against another: seed is not 0"
+        arrivals = self.results.config(rows.iloc[0])["workload"].get("arrivals", {}).get("_target_")
+        return None if arrivals == PAPERS_ARRIVALS else f"one trace against another: arrivals are {arrivals}"
+
+    def rate(self, system: str) -> Interval | None:
+        """Where the rate at the threshold lies: an interval without width if the curve crosses. None: not run."""
+        found = self.crossings.get(system)
+        if found is None:
+            return None
+        if found.rate is not None:
+            return found.rate, found.rate
+        return found.above or 0.0, found.below or math.inf
+
+    def gain(self, system: str) -> Interval | None:
+        """The rate of vLLM over another system's."""
+        ours, others = self.rate("vllm"), self.rate(system)
+        if ours is None or others is None:
+            return None
+        return ours[0] / others[1], ours[1] / others[0] if others[0] else math.inf
+
+    def judge(self, statement: Statement, found: Interval | None, *names: str) -> Claim:
+        """Hold what these systems' curves decide against a claim."""
+        obstacle = self.obstacle(*names)
+        if found is None:
+            lacking = [SYSTEMS[name].label for name in names if name not in self.curves]
+            return statement.judge(None, missing=f"no result of {' and '.join(lacking)} in panel {self.letter}")
+        if found[0] == found[1]:
+            return statement.judge(found[0], obstacle=obstacle)
+        open_ended = [SYSTEMS[name].label for name in names if self.crossings[name].rate is None]
+        missing = f"{' and '.join(open_ended)} does not reach the threshold between the rates that were run"
+        return statement.judge(None, interval=found, missing=missing, obstacle=obstacle)
+
+    def distance_claims(self) -> list[Claim]:
+        """Root mean square of ln(measured / published), for each curve and for Orca and vLLM together.
+
+        Past the knee latency is a property of one trace: comparable is the paper's own only.
+        """
+        claims = []
+        together: list[float] = []
+        for system, papers in self.condition.curves.items():
+            slabs = system == "fastertransformer"
+            statement = stated(
+                "curve_rms_fastertransformer" if slabs else "curve_rms",
+                self.letter,
+                panel=self.letter,
+                system=SYSTEMS[system].label,
+            )
+            if system not in self.curves:
+                claims.append(self.judge(statement, None, system))
+                continue
+            expected = [(point.x, point.y) for point in papers.measurements]
+            ratios = log_ratios(dict(self.curves[system]), expected)
+            together += [] if slabs else ratios
+            obstacle = self.obstacle(system) or self.other_trace
+            claims.append(statement.judge(root_mean_square(ratios), obstacle=obstacle))
+        names = [system for system in self.condition.curves if system != "fastertransformer"]
+        label = "Orca (Max, Pow2, Oracle) and vLLM together"
+        statement = stated("curve_rms", self.letter, panel=self.letter, system=label)
+        if any(name not in self.curves for name in names):
+            claims.append(self.judge(statement, None, *names))
+        else:
+            obstacle = self.obstacle(*names) or self.other_trace
+            claims.append(statement.judge(root_mean_square(together), obstacle=obstacle))
+        return claims
+
+    def rate_claims(self) -> list[Claim]:
+        """The rate of every curve at the threshold, and vLLM's over each other's, as plotted."""
+        rates, ratios = [], []
+        vllm = self.papers("vllm").rate
+        for system in self.condition.curves:
+            papers = self.papers(system).rate
+            words = {"panel": self.letter, "system": SYSTEMS[system].label}
+            rates.append(self.judge(stated("rate_at_threshold", value=papers, **words), self.rate(system), system))
+            if system != "vllm" and vllm is not None and papers is not None:
+                statement = stated("rate_ratio", value=vllm / papers, **words)
+                ratios.append(self.judge(statement, self.gain(system), system, "vllm"))
+        return rates + ratios

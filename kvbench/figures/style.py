@@ -1,0 +1,139 @@
+"""How all figures look: sizes, fonts, colours, markers, the footnote, and files that are the same bytes on every run.
+
+Colours are Okabe and Ito's (distinguishable with any colour vision); marker and line style differ too, so that a print
+in grey can be read. Figures are made without pyplot: they keep no global state.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+
+COLUMN_IN = 3.33
+"""Width of one column of a two-column page, in inches."""
+PAGE_IN = 7.0
+"""Width of both columns."""
+
+INK = "#000000"
+GREY = "#777777"
+_FONT_PT = 7.0
+_NOTE_PT = 5.5
+
+_RC: dict[str, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
+    "font.size": _FONT_PT,
+    "axes.titlesize": _FONT_PT,
+    "axes.labelsize": _FONT_PT,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.5,
+    "xtick.labelsize": _FONT_PT - 0.5,
+    "ytick.labelsize": _FONT_PT - 0.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "lines.linewidth": 1.0,
+    "lines.markersize": 3.0,
+    "hatch.linewidth": 0.4,
+    "legend.fontsize": _FONT_PT,
+    "legend.frameon": False,
+    "legend.handlelength": 2.4,
+    "legend.columnspacing": 1.2,
+    "savefig.dpi": 200,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "kvbench",
+}
+_METADATA: dict[str, dict[str, Any]] = {
+    "pdf": {"CreationDate": None, "Creator": "kvbench", "Producer": None},
+    "svg": {"Date": None, "Creator": "kvbench"},
+    "png": {"Software": "kvbench"},
+}
+
+
+LineStyle = Literal["-", "none"] | tuple[float, Sequence[float]]
+
+
+class Look(NamedTuple):
+    """How a system is drawn, and what it is called."""
+
+    label: str
+    color: str
+    marker: str
+    linestyle: LineStyle
+
+
+SYSTEMS: dict[str, Look] = {
+    "fastertransformer": Look("FasterTransformer", "#000000", "v", (0, (1, 1))),
+    "orca_max": Look("Orca (Max)", "#D55E00", "s", (0, (4, 1.2))),
+    "orca_pow2": Look("Orca (Pow2)", "#E69F00", "^", (0, (4, 1, 1, 1))),
+    "orca_oracle": Look("Orca (Oracle)", "#009E73", "D", (0, (6, 1, 1, 1, 1, 1))),
+    "vllm": Look("vLLM", "#0072B2", "o", "-"),
+}
+"""The systems of the literature, in the order in which they are drawn and listed."""
+
+_OTHERS = [("#CC79A7", "P"), ("#56B4E9", "X"), ("#8c6d00", "p"), (GREY, "h"), ("#F0E442", "*")]
+
+
+def looks(systems: Iterable[str]) -> dict[str, Look]:
+    """A look for each system: the known ones first, then the others (``vllm[reservation=max]``) by alphabet."""
+    present = set(systems)
+    found = {system: look for system, look in SYSTEMS.items() if system in present}
+    for index, system in enumerate(sorted(present - set(SYSTEMS))):
+        preset, bracket, axes = system.partition("[")
+        label = (SYSTEMS[preset].label if preset in SYSTEMS else preset) + (f" [{axes}" if bracket else "")
+        color, marker = _OTHERS[index % len(_OTHERS)]
+        found[system] = Look(label, color, marker, (0, (2, 1)))
+    return found
+
+
+@contextmanager
+def context() -> Iterator[None]:
+    """Everything inside is drawn in this style."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        cast(dict[str, Any], matplotlib.rcParams).update(_RC)
+        yield
+
+
+def new_figure(width_in: float, height_in: float, footnote: str = "") -> Figure:
+    """An empty figure whose parts make room for each other; ``footnote`` stands below in small print, wrapped."""
+    # A character of this font is about 0.53 em wide.
+    lines = textwrap.wrap(footnote, int(width_in * 72 / (_NOTE_PT * 0.53)))
+    note_in = len(lines) * _NOTE_PT * 1.35 / 72 + (0.03 if lines else 0.0)
+    figure = Figure(figsize=(width_in, height_in + note_in))
+    share = note_in / (height_in + note_in)
+    figure.set_layout_engine(ConstrainedLayoutEngine(rect=(0, share, 1, 1 - share), w_pad=0.04, h_pad=0.04))
+    if lines:
+        text = "\n".join(lines)
+        figure.text(0.008, 0.0, text, fontsize=_NOTE_PT, color=GREY, va="bottom", linespacing=1.2, in_layout=False)
+    return figure
+
+
+def hollow(marker: str, label: str = "paper") -> Artist:
+    """A legend's entry for published values."""
+    return Line2D([], [], color=INK, marker=marker, linestyle="none", markerfacecolor="none", markersize=5, label=label)
+
+
+def save(figure: Figure, folder: Path, stem: str) -> list[Path]:
+    """Write ``<stem>.pdf``, ``.svg`` and ``.png`` into ``folder`` and return the paths; same figure, same bytes."""
+    paths = []
+    with context():
+        for suffix, metadata in _METADATA.items():
+            paths.append(folder / f"{stem}.{suffix}")
+            figure.savefig(paths[-1], format=suffix, metadata=metadata)
+    return paths
