@@ -17,10 +17,9 @@ POOL_CLASSES = ("token_states", "reserved", "overreserved", "padding", "free")
 class Job:
     request: Request
     generated: int = 0
-    blocks: int = 0  # on demand: how many blocks it holds
-    asked: int = 0  # reserved: slots asked for
+    blocks: int = 0  # how many blocks it holds
+    asked: int = 0  # slots it asked for when it was admitted
     region: tuple[int, int] | None = None  # reserved: (first block, blocks)
-    computed: bool = False
     finish_s: float | None = None
     rejected: bool = False
     preemptions: int = 0
@@ -40,6 +39,7 @@ class Outcome:
     rows: list[tuple[float, int, int, tuple[int, ...]]] = field(default_factory=list)
     """For each iteration: its end, how many ran, how many waited, and the pool's partition in POOL_CLASSES order."""
     preemptions: int = 0
+    iterations: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,9 @@ def reference(
     max_num_seqs: int = 2048,
     max_num_batched_tokens: int = 2560,
     watermark: float = 0.01,
+    with_rows: bool = True,
 ) -> Outcome:
-    """``system``: on_demand (paged), or max, pow2, oracle (buddy)."""
+    """``system``: on_demand (paged), or max, pow2, oracle (buddy). Without rows the ledger is not counted: for timing."""
     on_demand = system == "on_demand"
     num_blocks = num_slots // block_size
     keep = int(watermark * num_blocks) if on_demand else 0
@@ -138,14 +139,13 @@ def reference(
     outcome = Outcome([])
     now = 0.0
 
-    def used() -> int:
-        if on_demand:
-            return sum(job.blocks for job in running)
-        return sum(job.region[1] for job in running if job.region)
+    free = num_blocks
 
     def preempt(job: Job) -> None:
+        nonlocal free
         running.remove(job)
         waiting.insert(0, job)
+        free += job.blocks
         job.blocks = 0
         job.preemptions += 1
         outcome.preemptions += 1
@@ -161,14 +161,15 @@ def reference(
             for job in list(running):
                 if job not in running:
                     continue
-                while num_blocks - used() < 1:
+                while free < 1:
                     preempted = True
                     victim = running[-1]
                     preempt(victim)
                     if victim is job:
                         break
-                if job in running:
-                    job.blocks = max(job.blocks, ceil_div(job.length, block_size))
+                if job in running and job.blocks * block_size < job.length:
+                    job.blocks += 1
+                    free -= 1
 
         decodes = list(running)
         prefills: list[Job] = []
@@ -187,20 +188,22 @@ def reference(
                 job.rejected = True
                 waiting.pop(0)
                 continue
-            if sum(other.length for other in prefills) + len(decodes) + job.length + 0 > max_num_batched_tokens:
+            if sum(other.length for other in prefills) + len(decodes) + job.length > max_num_batched_tokens:
                 break
             if never:
                 job.rejected = True
                 waiting.pop(0)
                 continue
             if on_demand:
-                if num_blocks - used() - need < keep:
+                if free - need < keep:
                     break
                 job.blocks = need
             else:
                 job.region = buddy.take(need)
                 if job.region is None:
                     break
+                job.blocks = job.region[1]
+            free -= job.blocks
             job.asked = asked
             waiting.pop(0)
             running.append(job)
@@ -211,24 +214,71 @@ def reference(
         lengths = [job.length for job in prefills]
         now += costs.seconds(sum(job.length for job in decodes), len(running), lengths)
 
+        outcome.iterations += 1
         classes = dict.fromkeys(POOL_CLASSES, 0)
-        for job in running:
-            held = (job.blocks if on_demand else job.region[1] if job.region else 0) * block_size
+        for job in running if with_rows else ():
+            held = job.blocks * block_size
             over = 0 if on_demand else max(0, job.asked - job.final)
             padding = max(0, held - max(job.final, 0 if on_demand else job.asked))
             classes["token_states"] += job.length
             classes["overreserved"] += over
             classes["padding"] += padding
             classes["reserved"] += held - job.length - over - padding
-        classes["free"] = num_slots - used() * block_size
-        outcome.rows.append((now, len(running), len(waiting), tuple(classes.values())))
+        classes["free"] = num_slots - (num_blocks - free) * block_size
+        if with_rows:
+            outcome.rows.append((now, len(running), len(waiting), tuple(classes.values())))
 
         for job in list(running):
             job.generated += 1
             if job.generated == job.request.output_len:
                 job.finish_s = now
                 running.remove(job)
+                free += job.blocks
                 if job.region:
                     buddy.give(job.region)
+    outcome.finish_s = [job.finish_s for job in jobs]
+    return outcome
+
+
+def reference_request_level(
+    requests: list[Request], costs: Costs, *, num_slots: int, session_len: int, batch_size: int, max_padded_len: int = 2040
+) -> Outcome:
+    """Slabs of ``session_len``; a batch starts together, is padded to its longest prompt and ends with its longest output."""
+    limit = min(max_padded_len, session_len)
+    jobs = [Job(request) for request in requests]
+    queue = list(jobs)
+    outcome = Outcome([])
+    now = 0.0
+    while queue:
+        now = max(now, queue[0].request.arrival_s)
+        batch: list[Job] = []
+        while queue and queue[0].request.arrival_s <= now and len(batch) < min(batch_size, num_slots // session_len):
+            job = queue[0]
+            if job.final > session_len:
+                job.rejected = True
+                queue.pop(0)
+                continue
+            longest = [max(getattr(j.request, name) for j in [*batch, job]) for name in ("prompt_len", "output_len")]
+            if batch and sum(longest) > limit:
+                break
+            batch.append(queue.pop(0))
+        if not batch:
+            continue
+        prompt = max(job.request.prompt_len for job in batch)
+        output = max(job.request.output_len for job in batch)
+        count = len(batch)
+        for step in range(output):
+            lengths = [prompt] * count if step == 0 else []
+            now += costs.seconds(count * (prompt + step) if step else 0, count, lengths)
+            waiting = sum(job.request.arrival_s <= outcome.rows[-1][0] for job in queue) if step else None
+            live = [job for job in batch if job.request.output_len > step]
+            classes = dict.fromkeys(POOL_CLASSES, 0)
+            classes["token_states"] = sum(job.request.prompt_len + step for job in live)
+            classes["reserved"] = sum(job.final for job in live) - classes["token_states"]
+            classes["overreserved"] = count * session_len - sum(job.final for job in live)
+            classes["free"] = num_slots - count * session_len
+            outcome.rows.append((now, count, -1 if waiting is None else waiting, tuple(classes.values())))
+        for job in batch:
+            job.finish_s = now
     outcome.finish_s = [job.finish_s for job in jobs]
     return outcome
