@@ -44,10 +44,10 @@ class Contiguous:
         """Grant a slab; returns its length."""
         if seq in self._bases:
             raise ValueError(f"{seq!r} holds slots already")
-        if not 1 <= slots <= self.block_size:
-            raise ValueError(f"slots={slots}: a slab holds 1 to {self.block_size}")
-        if not self._free:
-            raise AllocationError(self.block_size)
+        if slots < 1:
+            raise ValueError(f"slots={slots}: at least 1")
+        if not self._free or slots > self.block_size:
+            raise AllocationError(max(slots, self.block_size) - self.usage().largest_free)
         self._bases[seq] = self._free.pop()
         return self.block_size
 

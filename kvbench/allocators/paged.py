@@ -8,6 +8,8 @@ from kvbench.allocators.base import Ability, AllocationError
 from kvbench.allocators.block_pool import BlockPool
 from kvbench.core import BlockCopy, Fit, KvbenchError, Usage
 
+OK = Fit.OK  # looked up at every admission
+
 
 class Paged:
     """Block tables over one pool of equal blocks.
@@ -33,14 +35,13 @@ class Paged:
         self.block_size = block_size
         self.pool = BlockPool(num_slots // block_size)
         self.tables: dict[Hashable, list[int]] = {}
-        self._tails: dict[Hashable, int] = {}  # forked, not written since: tokens in its last block
+        self._lens: dict[Hashable, int] = {}  # of forked sequences: the tokens they hold when they ask next
 
     def can_allocate(self, slots: int, keep: int = 0) -> Fit:
         """Blocks are interchangeable, so only their number counts."""
-        size = self.block_size
-        need = -(-slots // size) + keep // size
+        need = (slots + keep + self.block_size - 1) // self.block_size  # `keep` is whole blocks
         if need <= len(self.pool.free):
-            return Fit.OK
+            return OK
         return Fit.LATER if need <= self.pool.num_blocks else Fit.NEVER
 
     def allocate(self, seq: Hashable, slots: int) -> int:
@@ -64,7 +65,7 @@ class Paged:
     def append(self, seqs: Collection[Hashable], copies: list[BlockCopy]) -> int:
         """Add a block to each table; a forked sequence first fills its last block, copying it if it is shared."""
         tables, pool, size = self.tables, self.pool, self.block_size
-        if self._tails:
+        if self._lens:
             return self._append_forked(seqs, copies)
         free = pool.free
         if len(seqs) > len(free):
@@ -75,61 +76,66 @@ class Paged:
                 tables[seq].append(free.pop())
                 done += 1
         except KeyError:
-            for seq in list(seqs)[:done]:
+            for seq in reversed(list(seqs)[:done]):  # the free list as it was, in its order too
                 free.append(tables[seq].pop())
             raise
         return size
 
     def _append_forked(self, seqs: Collection[Hashable], copies: list[BlockCopy]) -> int:
-        """``append`` while some sequence has not written since its fork."""
-        tables, pool, size, tails = self.tables, self.pool, self.block_size, self._tails
+        """``append`` while the tokens of some sequence end before its last slot, as after a fork."""
+        pool, size, lens = self.pool, self.block_size, self._lens
+        held = {seq: self.tables[seq] for seq in seqs}
+        starts = {seq: lens.get(seq, len(table) * size) for seq, table in held.items()}
         # A shared block is copied by every holder but the last to write; the last finds it its own.
-        held = {seq: tables[seq] for seq in seqs}
         sharers: dict[int, int] = {}
         need = 0
         for seq, table in held.items():
-            if tails.get(seq, size) == size:
+            index = starts[seq] // size
+            if index == len(table):
                 need += 1
                 continue
-            left = sharers.get(table[-1], pool.num_holders(table[-1]))
+            left = sharers.get(table[index], pool.num_holders(table[index]))
             need += left > 1
-            sharers[table[-1]] = left - 1
+            sharers[table[index]] = left - 1
         if need > len(pool.free):
             raise AllocationError((need - len(pool.free)) * size)
-        gained = size
         for seq, table in held.items():
-            filled = tails.pop(seq, size)
-            if filled == size:
+            index, filled = divmod(starts[seq], size)
+            if index == len(table):
                 table.extend(pool.take(1))
-                continue
-            gained = min(gained, size - filled)
-            last = table[-1]
-            if pool.num_holders(last) > 1:
-                (copy,) = pool.take(1)
-                pool.give_back([last])
-                table[-1] = copy
-                copies.append(BlockCopy(last * size, copy * size, filled))
+            elif pool.num_holders(block := table[index]) > 1:
+                (table[index],) = pool.take(1)
+                pool.give_back([block])
+                copies.append(BlockCopy(block * size, table[index] * size, filled))
+        gained = min((len(table) * size - starts[seq] for seq, table in held.items()), default=size)
+        for seq, table in held.items():
+            lens[seq] = starts[seq] + gained
+            if lens[seq] == len(table) * size:
+                del lens[seq]
         return gained
 
     def fork(self, parent: Hashable, child: Hashable, length: int) -> None:
-        """Share the blocks of the first ``length`` tokens; whoever writes into a shared last block first copies it."""
+        """Share the blocks of the first ``length`` tokens; whoever writes into a shared last block first copies it.
+
+        What the parent holds beyond these blocks stays its own.
+        """
         if Ability.FORK not in self.abilities:
             raise KvbenchError("copy_on_write=false: this allocator shares no blocks; set allocator.copy_on_write=true")
         table, size = self.tables[parent], self.block_size
         if child in self.tables:
             raise ValueError(f"{child!r} holds slots already")
-        num_blocks = -(-length // size)
-        if not 1 <= length or num_blocks != len(table):
-            raise ValueError(f"length={length} does not end in the parent's last of {len(table)} blocks")
-        self.pool.share(table)
-        self.tables[child] = table.copy()
-        self._tails[parent] = self._tails[child] = length - (num_blocks - 1) * size
+        if not 1 <= length <= len(table) * size:
+            raise ValueError(f"length={length} is not within the {len(table) * size} slots of {parent!r}")
+        shared = table[: -(-length // size)]
+        self.pool.share(shared)
+        self.tables[child] = shared
+        self._lens[parent] = self._lens[child] = length
 
     def free(self, seq: Hashable) -> None:
         """Drop the sequence from the holders of its blocks."""
         self.pool.give_back(self.tables.pop(seq))
-        if self._tails:
-            self._tails.pop(seq, None)
+        if self._lens:
+            self._lens.pop(seq, None)
 
     def slots(self, seq: Hashable) -> list[int]:
         """``table[i // block_size] * block_size + i % block_size`` for every i."""
