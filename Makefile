@@ -47,7 +47,7 @@ bench: $(INSTALLED)  ## Measure the simulator's own speed into results/bench/sim
 	$(BIN)/python tests/bench_simulator.py $(ARGS)
 
 data: $(INSTALLED)  ## Fetch the public data sets, checked by their sums, into KVBENCH_DATA_DIR or data/. Needs a network.
-	$(BIN)/python -m kvbench.workloads.fetch $(ARGS)
+	$(BIN)/python -m kvbench.workloads.download $(ARGS)
 
 reference: $(INSTALLED)  ## Regenerate results/reference/.
 	$(KVBENCH) +experiment=reference $(ARGS)

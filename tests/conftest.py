@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -31,3 +32,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """The same for a module that skips itself, as ``pytest.importorskip`` does."""
     return _fail_skips((yield))
+
+
+@pytest.fixture
+def data_file() -> Callable[[str], Path]:
+    """A file of the data directory by its name; the test is skipped where it is absent."""
+    folder = Path(os.environ.get("KVBENCH_DATA_DIR") or Path(__file__).resolve().parent.parent / "data")
+
+    def find(name: str) -> Path:
+        if not (folder / name).is_file():
+            pytest.skip(f"{name} is not in {folder} (KVBENCH_DATA_DIR, else data/)")
+        return folder / name
+
+    return find

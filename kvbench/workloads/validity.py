@@ -79,14 +79,14 @@ def enforce(rows: Rows, invalid: Invalid, max_model_len: int, strict: bool = Fal
 
 
 def _whole(values: FloatArray) -> NDArray[np.bool_]:
-    return np.isfinite(values) & (values >= 1) & (values == np.floor(values))
+    whole: NDArray[np.bool_] = np.isfinite(values) & (values >= 1) & (values == np.floor(values))
+    return whole
 
 
 def _in_order(arrival: FloatArray, among: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which rows arrive no earlier than every one of ``among`` above them."""
     latest = np.maximum.accumulate(np.where(among, arrival, -np.inf))
-    in_order: NDArray[np.bool_] = np.greater_equal(arrival, latest)
-    return in_order
+    return np.greater_equal(arrival, latest)
 
 
 def _complaint(rows: Rows, row: int, limit: int) -> str:
