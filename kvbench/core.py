@@ -70,11 +70,6 @@ class Sequence:
     first_token_s: float = -1.0
     finish_s: float = -1.0
 
-    @classmethod
-    def of(cls, request: Request) -> Sequence:
-        """A new sequence that holds the request's prompt."""
-        return cls(request, request.prompt_len + request.output_len, request.prompt_len)
-
 
 class BlockCopy(NamedTuple):
     """Copy ``num_slots`` slots of a shared block before the step writes to it (copy-on-write).

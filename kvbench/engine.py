@@ -37,14 +37,14 @@ class Engine:
             RuntimeError: the scheduler waits although nothing runs and nothing is due: it would wait for ever.
         """
         scheduler, runner, clock, ledger = self.scheduler, self.runner, self.clock, self.ledger
-        waiting, running = scheduler.waiting, scheduler.running
+        waiting, running, sequences = scheduler.waiting, scheduler.running, self.sequences
         arrivals = iter(requests)
         upcoming = next(arrivals, None)
         now = clock.now()
         while True:
             while upcoming is not None and upcoming.arrival_s <= now:
-                seq = Sequence.of(upcoming)
-                self.sequences.append(seq)
+                seq = Sequence(upcoming, upcoming.prompt_len + upcoming.output_len, upcoming.prompt_len)
+                sequences.append(seq)
                 waiting.append(seq)
                 upcoming = next(arrivals, None)
             if not running and not waiting:

@@ -130,18 +130,27 @@ class Ledger:
             self._padding -= padding_by.pop(seq, 0)
 
     def columns(self) -> dict[str, NDArray[np.generic]]:
-        """The rows so far as columns: those noted, and those that follow from them."""
-        parts = [np.frombuffer(chunk, _STORED) for chunk in self._chunks]
-        parts.append(np.frombuffer(self._chunk, _STORED, count=self._offset // _STORED.itemsize))
+        """The rows as columns: those noted, and those that follow from them. Hands the rows over: call it once, at the end."""
+        num_last = self._offset // _STORED.itemsize
+        num_rows = len(self._chunks) * _CHUNK_ROWS + num_last
         columns: dict[str, NDArray[np.generic]] = {
-            name: np.concatenate([part[name] for part in parts]) for name in _STORED.names or ()
+            name: np.empty(num_rows, _STORED[name]) for name in _STORED.names or ()
         }
-        used = columns.pop("used").astype(np.int32)
-        present = columns["token_states"].astype(np.int32)
-        overreserved, padding = columns["overreserved"].astype(np.int32), columns["padding"].astype(np.int32)
-        admitted = columns["num_prefills"].astype(np.int32) > 0
-        columns["prefill_tokens"] = np.where(admitted, present - columns["context_len"].astype(np.int32), 0)
-        columns["reserved"] = used - present - overreserved - padding
-        columns["cached"] = columns["pinned"] = np.zeros(len(used), np.int32)
+        self._chunks.append(self._chunk[: self._offset])
+        self._chunk = bytearray()
+        while self._chunks:  # from the end, so that each chunk's memory is given back
+            chunk = np.frombuffer(self._chunks.pop(), _STORED)
+            start = len(self._chunks) * _CHUNK_ROWS
+            for name, column in columns.items():
+                column[start : start + len(chunk)] = chunk[name]
+        used, present, over, padding = (
+            columns[name].astype(np.int32, copy=False) for name in ("used", "token_states", "overreserved", "padding")
+        )
+        prefill_tokens = present - columns["context_len"].astype(np.int32, copy=False)
+        prefill_tokens[columns["num_prefills"] == 0] = 0
+        columns["prefill_tokens"] = prefill_tokens
+        columns["reserved"] = used - present - over - padding
+        columns["cached"] = columns["pinned"] = np.zeros(num_rows, np.int32)
         columns["free"] = self.allocator.num_slots - used
+        del columns["used"]
         return columns

@@ -33,26 +33,26 @@ class Record:
 def request_columns(sequences: Iterable[Sequence]) -> Columns:
     """One row per sequence, in the order given; what never happened is NaN."""
     seqs = list(sequences)
-    count = len(seqs)
+    requests = [seq.request for seq in seqs]
 
-    def ints(values: Iterable[int]) -> NDArray[np.generic]:
-        return np.fromiter(values, np.int32, count)
+    def ints(values: list[int]) -> NDArray[np.generic]:
+        return np.array(values, np.int32)
 
-    def stamps(values: Iterable[float]) -> NDArray[np.generic]:
-        column = np.fromiter(values, np.float64, count)
+    def stamps(values: list[float]) -> NDArray[np.generic]:
+        column = np.array(values, np.float64)
         column[column < 0] = np.nan
         return column
 
-    finish_s = stamps(seq.finish_s for seq in seqs)
+    finish_s = stamps([seq.finish_s for seq in seqs])
     return {
-        "id": ints(seq.request.id for seq in seqs),
-        "arrival_s": np.fromiter((seq.request.arrival_s for seq in seqs), np.float64, count),
-        "prompt_len": ints(seq.request.prompt_len for seq in seqs),
-        "output_len": ints(seq.request.output_len for seq in seqs),
-        "first_token_s": stamps(seq.first_token_s for seq in seqs),
+        "id": ints([request.id for request in requests]),
+        "arrival_s": np.array([request.arrival_s for request in requests], np.float64),
+        "prompt_len": ints([request.prompt_len for request in requests]),
+        "output_len": ints([request.output_len for request in requests]),
+        "first_token_s": stamps([seq.first_token_s for seq in seqs]),
         "finish_s": finish_s,
-        "num_preemptions": ints(seq.num_preemptions for seq in seqs),
-        "recomputed_tokens": ints(seq.recomputed_tokens for seq in seqs),
+        "num_preemptions": ints([seq.num_preemptions for seq in seqs]),
+        "recomputed_tokens": ints([seq.recomputed_tokens for seq in seqs]),
         "rejected": np.isnan(finish_s),
     }
 
@@ -62,7 +62,14 @@ def write_parquet(path: Path, columns: Mapping[str, NDArray[np.generic]]) -> Non
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    pq.write_table(pa.table({name: pa.array(column) for name, column in columns.items()}), path, compression="zstd")
+    def arrow(column: NDArray[np.generic]) -> pa.Array:
+        # Not pa.array(): that imports pandas, which a simulated run does not need.
+        bits = np.packbits(column, bitorder="little") if column.dtype == np.bool_ else np.ascontiguousarray(column)
+        return pa.Array.from_buffers(pa.from_numpy_dtype(column.dtype), len(column), [None, pa.py_buffer(bits)])
+
+    table = pa.table({name: arrow(column) for name, column in columns.items()})
+    # Numbers that rarely repeat: a dictionary would cost memory and make the file larger.
+    pq.write_table(table, path, compression="zstd", use_dictionary=False, row_group_size=1 << 16)
 
 
 def read_parquet(path: Path) -> Columns:

@@ -42,7 +42,7 @@ class BlockPool:
     def give_back(self, blocks: list[int]) -> None:
         """Drop a holder of each block; those nobody holds any more are free, the last of the list on top."""
         if not self.shared:
-            self.free.extend(blocks)
+            self.free += blocks
             return
         for block in blocks:
             holders = self.shared.get(block, 1)

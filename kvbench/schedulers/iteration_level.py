@@ -15,6 +15,8 @@ from kvbench.core import Batch, BlockCopy, Fit, KvbenchError, Sequence
 from kvbench.reservation import Reservation
 from kvbench.schedulers.base import check_at_least, check_corner
 
+OK, NEVER = Fit.OK, Fit.NEVER  # looked up in the loop
+
 
 class IterationLevel:
     """FCFS with preemption of the latest by recomputation, as the PagedAttention authors' artifact schedules.
@@ -112,10 +114,11 @@ class IterationLevel:
 
     def commit(self, finished: Seq[Sequence]) -> Seq[Sequence]:
         """Release what finished at once."""
-        self.context_len += len(self.running)
+        running = self.running
+        self.context_len += len(running)
         self.step += 1
         for seq in finished:
-            del self.running[seq]
+            del running[seq]
             self._release(seq)
         return finished
 
@@ -149,24 +152,25 @@ class IterationLevel:
 
     def _admit(self) -> list[Sequence]:
         """Move the head of the queue into service until something stops it."""
-        allocator, reservation, waiting, running = self.allocator, self.reservation, self.waiting, self.running
-        step, keep, calendar = self.step, self.keep, self.calendar
+        allocator, calendar, waiting, running = self.allocator, self.calendar, self.waiting, self.running
+        step, keep, grows, max_num_tokens = self.step, self.keep, self._grows, self.max_num_batched_tokens
         num_tokens = len(running)
+        num_free = self.max_num_seqs - num_tokens
         admitted: list[Sequence] = []
-        while waiting and len(running) < self.max_num_seqs:
+        while waiting and len(admitted) < num_free:
             seq = waiting[0]
             length = seq.length
-            if length > self.max_num_batched_tokens:
-                self._reject(f"{length} tokens to compute at once exceed max_num_batched_tokens")
-                continue
-            if num_tokens + length > self.max_num_batched_tokens:
+            if num_tokens + length > max_num_tokens:
+                if length > max_num_tokens:
+                    self._reject(f"{length} tokens to compute at once exceed max_num_batched_tokens={max_num_tokens}")
+                    continue
                 break  # not `blocked`: the budget is new in every step
-            slots = reservation.slots(seq.request, self.max_model_len)
+            slots = self.reservation.slots(seq.request, self.max_model_len)
             if slots < length:
                 slots = length
             fit = allocator.can_allocate(slots, keep)
-            if fit is not Fit.OK:
-                if fit is Fit.NEVER:
+            if fit is not OK:
+                if fit is NEVER:
                     self._reject(f"{slots} slots do not fit the empty pool of {allocator.num_slots}, {keep} kept free")
                     continue
                 self.blocked = True
@@ -174,9 +178,9 @@ class IterationLevel:
             num_tokens += length
             seq.requested = slots
             seq.granted = granted = allocator.allocate(seq, slots)
-            seq.origin = step - length
-            if self._grows:
-                due = seq.origin + granted + 1
+            seq.origin = origin = step - length
+            if grows:
+                due = origin + granted + 1
                 cohort = calendar.get(due)
                 if cohort is None:
                     cohort = calendar[due] = {}
@@ -184,7 +188,8 @@ class IterationLevel:
                 seq.cohort = cohort
             running[seq] = None
             self.context_len += length
-            admitted.append(waiting.popleft())
+            admitted.append(seq)
+            waiting.popleft()
         return admitted
 
     def _reject(self, reason: str) -> None:
@@ -199,10 +204,11 @@ class IterationLevel:
         return seq
 
     def _release(self, seq: Sequence) -> None:
-        seq.length = self.step - seq.origin
-        self.context_len -= seq.length
-        if seq.cohort is not None:
-            del seq.cohort[seq]
+        seq.length = length = self.step - seq.origin
+        self.context_len -= length
+        cohort = seq.cohort
+        if cohort is not None:
+            del cohort[seq]
             seq.cohort = None
         self.allocator.free(seq)
         self.blocked = False
