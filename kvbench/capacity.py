@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvbench.core import KvbenchError
+from kvbench.instantiate import check_arguments
 
 GIB = 2**30
 VALUE_BYTES = 2
@@ -107,9 +110,12 @@ def capacity(model: Model, hardware: Hardware, kv_cache_bytes: float | None = No
 
     95 % of every GPU, less the weights, the activations of an iteration of 2560 tokens (the larger of the logits and
     of a layer's, each in double, on every GPU) and 1 GiB of workspace, is the KV pool. A pool that the paper states
-    (Table 1) is taken as stated, so the parts need not add up to the last percent; ``kv_cache_bytes`` stands above both.
+    (Table 1) is taken as stated, so the parts need not add up to the last percent; ``kv_cache_bytes`` stands
+    above both.
 
     Args:
+        model: what is served.
+        hardware: what serves it.
         kv_cache_bytes: size of the pool; None to take the published or the computed one.
 
     Raises:
@@ -153,8 +159,8 @@ def batch_limit(model: Model, pool: Capacity, workload: str) -> int:
         return model.request_level_batch[workload]
     if pool.num_slots < model.max_model_len:
         raise KvbenchError(
-            f"a pool of {pool.num_slots} slots holds no sequence of {model.max_model_len} tokens (model.max_model_len), "
-            "as scheduler=request_level needs; give more kv_cache_bytes or set scheduler.max_num_seqs"
+            f"a pool of {pool.num_slots} slots holds no sequence of {model.max_model_len} tokens (its max_model_len), "
+            "as scheduler=request_level needs; raise kv_cache_bytes, or set scheduler.max_num_seqs"
         )
     return pool.num_slots // model.max_model_len
 
@@ -162,6 +168,25 @@ def batch_limit(model: Model, pool: Capacity, workload: str) -> int:
 def session_len(model: Model, pool: Capacity, max_num_seqs: int) -> int:
     """Slots of each slab when ``max_num_seqs`` of them share the pool, at most the model's longest sequence."""
     return min(model.max_model_len, pool.num_slots // max(max_num_seqs, 1))
+
+
+def model_of(config: Mapping[str, Any]) -> Model:
+    """The model of a configuration. Raises KvbenchError for wrong keys."""
+    check_arguments(Model, config["model"], "model")
+    return Model(**config["model"])
+
+
+def capacity_of(config: Mapping[str, Any]) -> Capacity:
+    """The capacity report of a configuration.
+
+    Raises:
+        KvbenchError: wrong keys of ``model`` or ``hardware``, or nothing left for the KV cache.
+    """
+    check_arguments(Hardware, config["hardware"], "hardware")
+    kv_cache_bytes = config["kv_cache_bytes"]
+    if kv_cache_bytes is not None and (isinstance(kv_cache_bytes, bool) or not isinstance(kv_cache_bytes, int | float)):
+        raise KvbenchError(f"kv_cache_bytes={kv_cache_bytes!r} is no number of bytes; give one, or null")
+    return capacity(model_of(config), Hardware(**config["hardware"]), kv_cache_bytes)
 
 
 def _gib(num_bytes: int) -> str:

@@ -10,8 +10,9 @@ import importlib
 import inspect
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
 from kvbench.core import KvbenchError
@@ -51,8 +52,8 @@ def instantiate(node: object, where: str, **given: object) -> Any:
         given: arguments that the configuration does not hold.
 
     Raises:
-        KvbenchError: an unknown target or argument, a missing argument, a value of another type, or what the constructor
-            itself refuses.
+        KvbenchError: an unknown target or argument, a missing argument, a value of another type, or what the
+            constructor itself refuses.
     """
     if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
         raise KvbenchError(f"{where} names no class; give {where}._target_=package.module.Class")
@@ -68,31 +69,44 @@ def instantiate(node: object, where: str, **given: object) -> Any:
     return target(**arguments, **given)
 
 
-def check_arguments(target: Any, arguments: Mapping[str, Any], where: str, given: Mapping[str, object]) -> None:
+def check_arguments(target: Any, arguments: Mapping[str, Any], where: str, given: Collection[str] = ()) -> None:
     """Compare arguments with the signature of ``target``.
+
+    Args:
+        target: a class or function.
+        arguments: from the configuration.
+        where: their place in it; empty at the top level.
+        given: names of the arguments that kvbench adds itself.
 
     Raises:
         KvbenchError: an unknown or missing argument, or a value that is none of the simple types it is annotated with.
     """
-    parameters = inspect.signature(target).parameters
+    prefix = f"{where}." if where else ""
+    parameters = _parameters(target)
     names = [name for name, each in parameters.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     open_ended = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    for name in arguments.keys() | given.keys():
+    for name in (*arguments, *given):
         if name not in parameters and not open_ended:
             allowed = ", ".join(each for each in names if each not in given) or "nothing"
-            raise KvbenchError(f"{where}.{name} does not exist: {target.__name__} takes {allowed}{_hint(name, names)}")
+            raise KvbenchError(f"{prefix}{name} does not exist: {target.__name__} takes {allowed}{_hint(name, names)}")
     hints = _hints(target)
     for name in names:
         default = parameters[name].default
         if name not in arguments and name not in given and default is inspect.Parameter.empty:
-            raise KvbenchError(f"{where}.{name} is missing: {target.__name__} needs it; add +{where}.{name}=...")
+            raise KvbenchError(f"{prefix}{name} is missing: {target.__name__} needs it; add +{prefix}{name}=...")
         if name in arguments and name in hints and not _fits(arguments[name], hints[name]):
             raise KvbenchError(
-                f"{where}.{name}={arguments[name]!r} is no {_words(hints[name])}; "
+                f"{prefix}{name}={arguments[name]!r} is not {_words(hints[name])}; "
                 + (f"the default is {default!r}" if default is not inspect.Parameter.empty else "give one")
             )
 
 
+@cache
+def _parameters(target: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(target).parameters
+
+
+@cache
 def _hints(target: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
@@ -121,7 +135,7 @@ def _fits(value: object, hint: Any) -> bool:
 
 def _words(hint: Any) -> str:
     options = _options(hint)
-    words = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
     return " or ".join(
         " or ".join(map(str, typing.get_args(option))) if typing.get_origin(option) is typing.Literal else words[option]
         for option in options

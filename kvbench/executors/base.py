@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from collections.abc import Sequence as Seq
 from typing import Protocol, TypeVar
 
@@ -19,7 +19,7 @@ class Executor(Protocol):
 
     def run(
         self, function: Callable[[Task], Result], tasks: Seq[Task]
-    ) -> Iterator[tuple[Task, Result | WorkerLost]]:
+    ) -> Generator[tuple[Task, Result | WorkerLost], None, None]:
         """Apply ``function`` to every task; yields each with its result as soon as there is one, in any order.
 
         Closing the iterator stops the work. What ``function`` raises is raised here: it is expected not to.

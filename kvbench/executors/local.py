@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from collections.abc import Sequence as Seq
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -37,7 +37,7 @@ class Local:
 
     def run(
         self, function: Callable[[Task], Result], tasks: Seq[Task]
-    ) -> Iterator[tuple[Task, Result | WorkerLost]]:
+    ) -> Generator[tuple[Task, Result | WorkerLost], None, None]:
         """Results as they come. A single task runs in this process."""
         if len(tasks) == 1:
             yield tasks[0], function(tasks[0])
@@ -55,7 +55,7 @@ class Local:
 
 def _drain(
     function: Callable[[Task], Result], left: deque[Task], num_workers: int, suspects: list[Task]
-) -> Iterator[tuple[Task, Result]]:
+) -> Generator[tuple[Task, Result], None, None]:
     """Run what is ``left`` in a pool; when it breaks, stop, with the tasks that were running in ``suspects``."""
     strangers = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(num_workers, multiprocessing.get_context("spawn"), _start_worker)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from collections.abc import Sequence as Seq
 
 from kvbench.executors.base import Result, Task, WorkerLost
@@ -13,7 +13,7 @@ class Serial:
 
     def run(
         self, function: Callable[[Task], Result], tasks: Seq[Task]
-    ) -> Iterator[tuple[Task, Result | WorkerLost]]:
+    ) -> Generator[tuple[Task, Result | WorkerLost], None, None]:
         """Results in the order of the tasks."""
         for task in tasks:
             yield task, function(task)

@@ -1,0 +1,239 @@
+"""The command line: read what was typed, plan, run, draw, print. Turns every user's mistake into a line or two."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from dataclasses import fields as fields_of
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import yaml
+
+from kvbench import __version__
+from kvbench.capacity import Capacity
+from kvbench.composition import Common, composer, groups, parse
+from kvbench.core import KvbenchError
+from kvbench.figures.terminal import aligned
+from kvbench.metrics import METRICS
+from kvbench.paper.claims import Claim
+from kvbench.results import Results, write_csv
+from kvbench.sweep import Interrupted, Plan, Report, execute, plan
+
+USAGE = """\
+kvbench {version}: what a KV-cache memory strategy does to throughput, latency and memory of LLM serving
+
+  python -m kvbench [key=value ...]                        one point
+  python -m kvbench -m key=value,value ... [key=value ...] all combinations
+  python -m kvbench +experiment=NAME [panel=a] [system=vllm] [key=value ...]   an experiment, or part of it
+
+Choices:
+{groups}
+Keys (dotted ones are listed by --cfg):
+  {keys}
+
+  -m, --multirun   multiply comma lists, choice() and range()
+  --cfg            print the resolved configuration of the first point, and run nothing
+  --version        print the version
+  -h, --help       print this
+
+Examples:
+  python -m kvbench system=orca_max workload.request_rate=0.5
+  python -m kvbench -m system=vllm,orca_max workload.request_rate=1,2
+  python -m kvbench system=vllm reservation=max
+  python -m kvbench workload=trace workload.path=requests.csv
+  python -m kvbench +experiment=fig_throughput panel=a
+Results go to results/<experiment or adhoc>/. The same command again reuses what is finished.
+"""
+
+_TABLE = {
+    "normalized_latency_mean_s": "latency s/token",
+    "ttft_p50_s": "TTFT p50 s",
+    "ttft_p99_s": "TTFT p99 s",
+    "throughput_req_per_s": "requests/s",
+    "num_running_mean": "batch",
+    "token_states_pct": "token states %",
+    "free_pct": "free %",
+    "num_preemptions": "preempted",
+    "num_rejected": "rejected",
+}
+"""Metrics in the table of several points, with short headings."""
+_LABELS = (
+    "panel", "system", "model", "hardware", "workload", "request_rate", "duration_s", "kv_cache_bytes", "seed",
+)  # fmt: skip
+"""Columns that tell points apart; those in which they do not differ are left out."""
+_MAX_ROWS = 60
+
+
+@dataclass(slots=True)
+class _Arguments:
+    overrides: list[str] = field(default_factory=list)
+    sweep: bool = False
+    shows_config: bool = False
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: the arguments; None for those of the process.
+
+    Returns:
+        The exit status: 0, 1 where a point failed, 2 for a mistake in the command, 130 after Ctrl-C.
+    """
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # so that a user's own classes are found however kvbench was started
+    try:
+        return _main(list(sys.argv[1:] if argv is None else argv))
+    except KvbenchError as error:
+        print(f"kvbench: {error}", file=sys.stderr)
+        return 2
+    except Interrupted as error:
+        print(f"kvbench: {error}", file=sys.stderr)
+        return 130
+    except KeyboardInterrupt:
+        print("kvbench: interrupted", file=sys.stderr)
+        return 130
+
+
+def _main(argv: list[str]) -> int:
+    if {"-h", "--help"} & set(argv):
+        print(_usage())
+        return 0
+    if "--version" in argv:
+        print(f"kvbench {__version__}")
+        return 0
+    arguments = _read(argv)
+    with composer() as compose:
+        planned = plan(compose, parse(arguments.overrides, sweep=arguments.sweep))
+    if arguments.shows_config:
+        _print_config(planned)
+        return 0
+    for capacity in planned.capacities:
+        print(_capacity_line(capacity))
+    report = execute(planned)
+    if report.num_reused:
+        print(f"{report.num_reused} finished points were reused.")
+    if report.rows:
+        _present(planned, report)
+    return _tell_failures(planned, report)
+
+
+def _read(argv: list[str]) -> _Arguments:
+    """Hydra's habits, as far as they make sense here: overrides, ``-m``, ``--cfg [job]``."""
+    arguments = _Arguments()
+    rest = iter(argv)
+    for word in rest:
+        if word in ("-m", "--multirun"):
+            arguments.sweep = True
+        elif word in ("--cfg", "-c", "--cfg=job"):
+            arguments.shows_config = True
+        elif word in ("job", "all") and arguments.shows_config:
+            continue
+        elif word.startswith("-"):
+            raise KvbenchError(f"unknown option {word}; python -m kvbench --help lists the options")
+        else:
+            arguments.overrides.append(word)
+    return arguments
+
+
+def _usage() -> str:
+    lines = [f"  {group:<18} {', '.join(options)}" for group, options in groups().items()]
+    keys = ", ".join(each.name for each in fields_of(Common))
+    return USAGE.format(version=__version__, groups="\n".join(lines), keys=keys).rstrip()
+
+
+def _print_config(planned: Plan) -> None:
+    first = planned.rows[0]
+    if len(planned.rows) > 1:
+        print(f"# the first of {len(planned.rows)} points")
+    print(f"# {planned.folder / 'points' / first.point.folder}")
+    print(yaml.safe_dump(first.point.config, sort_keys=False), end="")
+
+
+def _capacity_line(capacity: Capacity) -> str:
+    return f"Memory: {capacity.line()}"
+
+
+def _present(planned: Plan, report: Report) -> None:
+    """Draw where the experiment has a figure, and print a table either way."""
+    results = Results(planned.folder)
+    table = None
+    if (figure := _figure_module(planned.experiment)) is not None:
+        _draw(figure, results)
+        table = figure.table(results)
+    print()
+    print(_provenance_line(report.rows))
+    print(table or (_point_table(report.rows[0]) if len(report.rows) == 1 else _table(report.rows)))
+    print(f"Results: {planned.folder}")
+
+
+def _figure_module(experiment: str) -> ModuleType | None:
+    name = f"kvbench.figures.{experiment}"
+    return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
+
+
+def _draw(figure: ModuleType, results: Results) -> None:
+    """Write every figure as PDF, SVG and PNG, and ``claims.csv``."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    for stem, drawing in figure.draw(results).items():
+        for suffix, metadata in (("pdf", {"CreationDate": None}), ("svg", {"Date": None}), ("png", {})):
+            drawing.savefig(results.path / f"{stem}.{suffix}", metadata=metadata)
+    claims = figure.claims(results)
+    names = [each.name for each in fields_of(Claim)]
+    write_csv(results.path / "claims.csv", names, ({name: getattr(claim, name) for name in names} for claim in claims))
+
+
+def _provenance_line(rows: list[dict[str, Any]]) -> str:
+    """What every table has to say of its numbers."""
+    devices = " and ".join(dict.fromkeys(str(row["device"]) for row in rows))
+    sources = "; ".join(dict.fromkeys(str(row["workload_source"]) for row in rows))
+    return f"All numbers below are {devices}. Lengths: {sources}."
+
+
+def _point_table(row: dict[str, Any]) -> str:
+    """One point: its metrics with unit and meaning, without those that only another kind of run fills."""
+    head = f"{row['system']}, {row['model']} on {row['hardware']}, {row['workload']}"
+    head += f" at {row['request_rate']:g} requests/s" if row["request_rate"] is not None else ""
+    shown = {
+        name: metric for name, metric in METRICS.items() if "_iteration_" not in name and (row[name] or name in _TABLE)
+    }
+    numbers = aligned([("metric", "value"), *((name, _number(row[name])) for name in shown)]).splitlines()
+    texts = aligned([("unit", "meaning"), *((each.unit, each.description) for each in shown.values())], left=2)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    lines = map("  ".join, zip(numbers, texts.splitlines(), strict=True))
+    return "\n".join([head, *(line[:width] for line in lines)])
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    """Several points: what tells them apart, and the metrics most people look for."""
+    labels = [name for name in _LABELS if name == "system" or len({row.get(name) for row in rows}) > 1]
+    metrics = [name for name in _TABLE if name != "num_rejected" or any(row[name] for row in rows)]
+    cells = [[_number(row.get(name)) for name in (*labels, *metrics)] for row in rows[:_MAX_ROWS]]
+    more = f"\n... and {len(rows) - _MAX_ROWS} more in summary.csv" if len(rows) > _MAX_ROWS else ""
+    return aligned([[*labels, *(_TABLE[name] for name in metrics)], *cells], left=len(labels)) + more
+
+
+def _number(value: object) -> str:
+    if value is None or value != value:  # noqa: PLR0124 - NaN
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _tell_failures(planned: Plan, report: Report) -> int:
+    """One line for each reason; returns the exit status."""
+    for message, folders in report.failures.items():
+        more = f" and {len(folders) - 1} more" if len(folders) > 1 else ""
+        print(f"kvbench: {folders[0]}{more} failed: {message}", file=sys.stderr)
+    if report.num_bugs:
+        print(f"kvbench: error.json in {planned.folder / 'points'} has the traceback", file=sys.stderr)
+    return 1 if report.failures else 0

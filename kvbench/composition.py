@@ -1,0 +1,376 @@
+"""Turns overrides into resolved configurations: Hydra composes, this module translates what it says.
+
+The only module beside ``app`` that knows Hydra. Composing is slow (a tenth of a second), so it is done once for each
+combination of group choices; values are then set on a copy.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override, OverrideType
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from kvbench.capacity import batch_limit, capacity_of, model_of, session_len
+from kvbench.core import KvbenchError
+from kvbench.instantiate import check_arguments
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+AXES = ("allocator", "reservation", "scheduler", "costs")
+"""Groups that a system presets: a point that differs in one of them does not carry the preset's bare name."""
+SELECTORS = ("panel", "system")
+"""Keys that select among the points of an experiment."""
+CONSTRUCTED = ("allocator", "reservation", "scheduler", "runner", "costs", "model", "hardware", "workload", "executor")
+"""Groups whose keys are checked by a constructor, so that ``+`` may add one."""
+
+
+class Setting(NamedTuple):
+    """One override: ``key`` is a group or a dotted path. ``add`` allows a key that is not there yet (Hydra's ``+``)."""
+
+    key: str
+    value: Any
+    add: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.key}={'null' if self.value is None else self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """The top-level values of ``conf/config.yaml``.
+
+    Raises:
+        KvbenchError: a value outside its range.
+    """
+
+    name: str | None
+    panel: str | int | None
+    seed: int
+    repeats: int
+    records: Literal["full", "summary"]
+    data_dir: str
+    kv_cache_bytes: float | None
+    measure_from_s: float
+    measure_to_s: float | None
+    results_dir: str
+
+    def __post_init__(self) -> None:
+        """Check what the types do not say."""
+        if self.name is not None and not re.fullmatch(r"\w[\w.+-]*", self.name):
+            raise KvbenchError(f"name={self.name} names no folder; use letters, digits, and . _ + - inside")
+        if self.seed < 0:
+            raise KvbenchError(f"seed={self.seed} is negative; give 0 or more")
+        if self.repeats < 1:
+            raise KvbenchError(f"repeats={self.repeats} runs nothing; give 1 or more")
+        if not self.measure_from_s >= 0:
+            raise KvbenchError(f"measure_from_s={self.measure_from_s} is no time of the run; give 0 or more")
+        if self.measure_to_s is not None and not self.measure_to_s > self.measure_from_s:
+            raise KvbenchError(
+                f"measure_to_s={self.measure_to_s} does not lie after measure_from_s={self.measure_from_s}; "
+                "give more, or null for the end"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A configuration without interpolations.
+
+    Attributes:
+        point: plain containers, of the point alone: without its label, its repeats and the keys of the command.
+            ``system`` is the label, ``choices`` the names of the group choices, ``costs`` those of its model.
+        common: the top-level values.
+        executor: the node of the executor.
+    """
+
+    point: dict[str, Any]
+    common: Common
+    executor: dict[str, Any]
+
+
+@cache
+def groups() -> dict[str, list[str]]:
+    """Group -> names of its choices, from the folders of ``conf/``; a group within a group is ``outer/inner``."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(CONF.rglob("*/*.yaml")):
+        found.setdefault(path.parent.relative_to(CONF).as_posix(), []).append(path.stem)
+    return found
+
+
+def load_experiment(stem: str) -> dict[str, Any]:
+    """The content of ``conf/experiment/<stem>.yaml``.
+
+    Raises:
+        KvbenchError: there is no such experiment, or the file is no mapping.
+    """
+    check_choice("experiment", stem)
+    content = yaml.safe_load((CONF / "experiment" / f"{stem}.yaml").read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise KvbenchError(f"conf/experiment/{stem}.yaml is no mapping of common: and points:")
+    return content
+
+
+def check_choice(group: str, choice: object) -> None:
+    """Refuse a choice that a group does not have. Raises KvbenchError, which names those it has."""
+    options = groups()[group]
+    if choice not in options:
+        raise KvbenchError(
+            f"{group}={choice} does not exist{_hint(str(choice), options)}\n{group} is one of {', '.join(options)}"
+        )
+
+
+def parse(overrides: list[str], *, sweep: bool) -> list[list[Setting]]:
+    """Parse command-line overrides with Hydra's own grammar.
+
+    Args:
+        overrides: as typed.
+        sweep: whether comma lists, ``choice()`` and ``range()`` are multiplied, as with Hydra's ``-m``. Beside an
+            experiment, lists of ``panel`` and ``system`` select among its points; they are kept as tuples.
+
+    Returns:
+        One list of settings for each combination, in Hydra's order.
+
+    Raises:
+        KvbenchError: a malformed override, a deletion, a sweep without ``sweep``.
+    """
+    parser = OverridesParser.create()
+    parsed: dict[str, Override] = {}
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException:
+            raise KvbenchError(
+                f"cannot read {text!r}: an override is key=value; put text with special characters in quotes, "
+                "as in workload.path=\"'my trace.csv'\""
+            ) from None
+        nested = override.key_or_group.replace(".", "/")  # workload.arrivals=gamma is understood, too
+        if nested in groups():
+            override.key_or_group = nested
+        parsed[override.key_or_group] = override
+    selectors = SELECTORS if "experiment" in parsed else ()
+    axes = [_settings(override, parser, sweep, selectors) for override in parsed.values()]
+    return [list(combination) for combination in product(*axes)]
+
+
+def _settings(override: Override, parser: OverridesParser, sweep: bool, selectors: tuple[str, ...]) -> list[Setting]:
+    key = override.key_or_group
+    if override.package is not None or override.is_hydra_override() or key == "hydra":
+        raise KvbenchError(
+            f"{override.input_line}: kvbench writes results itself and has no packages and no hydra.* keys"
+        )
+    if override.type is OverrideType.DEL:
+        raise KvbenchError(f"{override.input_line}: nothing can be deleted; give {key} another value")
+    add = override.type in (OverrideType.ADD, OverrideType.FORCE_ADD)
+    if not override.is_sweep_override():
+        return [Setting(key, override.value(), add)]
+    if not override.is_discrete_sweep():
+        raise KvbenchError(f"{override.input_line}: an interval has no points; give a list or range()")
+    value: object = override._value
+    if isinstance(value, Glob):
+        texts = [f"{key}={name}" for name in value.filter(groups().get(key, []))]
+        if not texts:
+            raise KvbenchError(f"{override.input_line} matches nothing; {key} is {_known(key)}")
+    else:
+        texts = [f"{key}={value}" for value in override.sweep_string_iterator()]
+    values = [parser.parse_override(text).value() for text in texts]
+    if key in selectors:
+        return [Setting(key, tuple(values), add)]
+    if not sweep:
+        raise KvbenchError(f"{override.input_line} lists several values; add -m to run all of them")
+    return [Setting(key, value, add) for value in values]
+
+
+def _known(key: str) -> str:
+    return f"one of {', '.join(groups()[key])}" if key in groups() else "no group"
+
+
+@contextmanager
+def composer() -> Iterator[Composer]:
+    """A ``Composer``, with Hydra set up while it is used."""
+    with initialize_config_dir(str(CONF), version_base="1.3", job_name="kvbench"):
+        yield Composer()
+
+
+class Composer:
+    """Resolves settings to configurations; remembers what it composed."""
+
+    def __init__(self) -> None:
+        _register_resolvers()
+        self._composed: dict[tuple[tuple[str, str], ...], tuple[bytes, dict[str, str]]] = {}
+
+    def resolve(self, settings: Iterable[Setting]) -> Resolved:
+        """Apply ``settings`` to ``conf/config.yaml``: group choices first, then values in the order given.
+
+        Raises:
+            KvbenchError: a key, choice or value that does not exist here, naming those that do.
+        """
+        choices: dict[str, str] = {}
+        values: list[Setting] = []
+        for each in settings:
+            if each.key in groups():
+                check_choice(each.key, each.value)
+                choices[each.key] = each.value
+            else:
+                values.append(each)
+        composed, chosen = self._compose(choices)
+        config: DictConfig = pickle.loads(composed)  # a copy; copy.deepcopy takes seven times as long
+        changed = [each for each in values if _set(config, each) != each.value and _is_axis(each.key)]
+        plain = _to_plain(config)
+        return _split(plain, chosen, self._label(choices, chosen, changed))
+
+    def _compose(self, choices: Mapping[str, str]) -> tuple[bytes, dict[str, str]]:
+        """The pickled configuration of a combination of group choices, and the choice of every group."""
+        key = tuple(sorted(choices.items()))
+        if key not in self._composed:
+            try:
+                config = compose("config", [f"{group}={choice}" for group, choice in key], return_hydra_config=True)
+            except (HydraException, OmegaConfBaseException) as error:
+                raise KvbenchError(f"conf/ cannot be composed with {dict(key)}: {_first_line(error)}") from error
+            chosen = {group: str(name) for group, name in config.hydra.runtime.choices.items() if group in groups()}
+            OmegaConf.set_readonly(config, False)
+            with open_dict(config):
+                del config["hydra"]
+                config.costs = _costs_of(config.costs, config.model.name)
+            OmegaConf.set_struct(config, True)
+            self._composed[key] = pickle.dumps(config), chosen
+        return self._composed[key]
+
+    def _label(self, asked: Mapping[str, str], chosen: Mapping[str, str], changed: Iterable[Setting]) -> str:
+        """The system's name, followed by what differs from its preset."""
+        different = []
+        if any(axis in asked for axis in AXES):
+            _, preset = self._compose({"system": chosen["system"]})
+            different = [f"{axis}={chosen[axis]}" for axis in AXES if chosen[axis] != preset[axis]]
+        different += [f"{each.key.removesuffix('._target_')}={each.value}" for each in changed]
+        return chosen["system"] + (f"[{','.join(different)}]" if different else "")
+
+
+def _is_axis(key: str) -> bool:
+    return key.partition(".")[0] in (*AXES, "system")
+
+
+def _set(config: DictConfig, setting: Setting) -> object:
+    """Set one value in place; returns what was there."""
+    *parents, last = setting.key.split(".")
+    node: Any = config
+    for depth, name in enumerate(parents):
+        if not isinstance(node, DictConfig) or name not in node:
+            raise _unknown(config, setting.key, ".".join(parents[:depth]), node)
+        node = node[name]
+    known = isinstance(node, DictConfig) and last in node
+    if not known and not (setting.add and isinstance(node, DictConfig) and parents and parents[0] in CONSTRUCTED):
+        raise _unknown(config, setting.key, ".".join(parents), node)
+    before = _value(node, last) if known else None
+    if isinstance(before, dict) and before and not isinstance(setting.value, dict):
+        raise KvbenchError(f"{setting} would replace the keys {', '.join(map(str, before))}; set one of them")
+    OmegaConf.update(config, setting.key, setting.value, merge=True, force_add=True)
+    return before
+
+
+def _value(node: DictConfig, name: str) -> object:
+    try:
+        value = node[name]
+    except OmegaConfBaseException:  # not given yet, or not resolvable as it stands
+        return None
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+def _unknown(config: DictConfig, key: str, parent: str, node: object) -> KvbenchError:
+    if not isinstance(node, DictConfig):
+        return KvbenchError(f"unknown key {key}: {parent} is a value and has no keys")
+    here = [str(name) for name in node]
+    names = [f"{parent}.{name}" if parent else name for name in here]
+    close = get_close_matches(key, names, n=1)
+    if not close:  # the last part may be right, at another place
+        everywhere = list(_paths(OmegaConf.to_container(config)))
+        last = key.rpartition(".")[2]
+        close = [each for each in everywhere if each.rpartition(".")[2] == last] or get_close_matches(
+            key, everywhere, n=1
+        )
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return KvbenchError(f"unknown key {key}{hint}\n{parent or 'the top level'} has {', '.join(here)}")
+
+
+def _paths(node: object, prefix: str = "") -> Iterator[str]:
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield f"{prefix}{name}"
+            yield from _paths(value, f"{prefix}{name}.")
+
+
+def _to_plain(config: DictConfig) -> dict[str, Any]:
+    try:
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        cause: BaseException | None = error
+        while cause is not None:  # what one of our own resolvers said
+            if isinstance(cause, KvbenchError):
+                raise cause from None
+            cause = cause.__cause__ or cause.__context__
+        if isinstance(error, MissingMandatoryValue):
+            raise KvbenchError(f"{error.full_key} has no default; give {error.full_key}=...") from None
+        raise KvbenchError(f"{error.full_key or 'the configuration'}: {_first_line(error)}") from None
+    return cast(dict[str, Any], plain)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def _hint(name: str, names: Iterable[str]) -> str:
+    close = get_close_matches(name, list(names), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _costs_of(costs: Any, model: str) -> dict[str, Any]:
+    """The entry of a costs file for a model."""
+    if model not in costs.models:
+        raise KvbenchError(f"costs={costs.name} has no entry for model={model}; it has {', '.join(costs.models)}")
+    entry = cast("dict[str, Any]", OmegaConf.to_container(costs.models[model]))
+    return {"name": costs.name, **entry}
+
+
+def _split(config: dict[str, Any], chosen: Mapping[str, str], label: str) -> Resolved:
+    """Check the top-level values, and set aside what is no part of the point."""
+    top = {each.name: config[each.name] for each in fields(Common)}
+    check_arguments(Common, top, "")
+    common = Common(**top)
+    executor = config.pop("executor")
+    for key in ("name", "panel", "repeats", "results_dir"):
+        del config[key]
+    config["system"] = label
+    config["choices"] = {group: chosen[group] for group in sorted(chosen) if group not in ("executor", "experiment")}
+    return Resolved(config, common, executor)
+
+
+def _register_resolvers() -> None:
+    def plain(root: Any) -> dict[str, Any]:
+        keys = ("model", "hardware", "kv_cache_bytes")
+        return {
+            key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value := root[key]) else value
+            for key in keys
+        }
+
+    def batch(*, _root_: Any) -> int:
+        config = plain(_root_)
+        return batch_limit(model_of(config), capacity_of(config), _root_.workload.name)
+
+    def session(max_num_seqs: int, *, _root_: Any) -> int:
+        config = plain(_root_)
+        return session_len(model_of(config), capacity_of(config), max_num_seqs)
+
+    OmegaConf.register_new_resolver("kvbench.batch_limit", batch, replace=True)
+    OmegaConf.register_new_resolver("kvbench.session_len", session, replace=True)

@@ -1,0 +1,388 @@
+"""A point: one resolved configuration with its seed. Its identity, its parts, its run and its folder.
+
+Works without Hydra and pandas, so that a worker process is light.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache, lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvbench import __version__
+from kvbench.allocators.base import Ability
+from kvbench.capacity import Capacity, capacity_of
+from kvbench.clock import VirtualClock
+from kvbench.core import KvbenchError
+from kvbench.engine import Engine, serve
+from kvbench.instantiate import check_arguments, instantiate, locate
+from kvbench.ledger import Ledger
+from kvbench.metrics import summarize
+from kvbench.records import write_parquet
+from kvbench.results import POINT_COLUMNS, write_json, write_text
+from kvbench.runners.base import Runner
+from kvbench.runners.simulated import IterationCosts
+from kvbench.schedulers.base import Scheduler
+from kvbench.workloads.base import Trace, Workload
+
+PACKAGE = Path(__file__).resolve().parent
+NO_INFLUENCE = (
+    "figures",
+    "report",
+    "paper",
+    "testing",
+    "executors",
+    "app.py",
+    "__main__.py",
+    "verify.py",
+    "results.py",
+)
+"""Parts of the package that no number of a point depends on; a change there keeps finished points."""
+NOT_IDENTIFYING = ("records", "data_dir")
+"""Keys that say where to read and what to keep; what was read is identified by its digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What is run, and resumed, as one.
+
+    Attributes:
+        config: plain containers, see ``kvbench.composition.Resolved.point``.
+        inputs: file name -> digest, or what stands in for a file that is absent.
+        key: SHA-256 over the configuration, the inputs and the sources that produce the numbers.
+    """
+
+    config: dict[str, Any]
+    inputs: dict[str, str]
+    key: str
+
+    @property
+    def folder(self) -> str:
+        """Its folder's name: what it is, in a few words, and 8 digits of the key."""
+        config = self.config
+        load = config["workload"].get("request_rate")
+        words = [config["system"], config["model"]["name"], config["choices"]["workload"]]
+        words += [] if load is None else [f"{load:g}"]
+        words += [f"seed{config['seed']}"] if config["seed"] else []
+        slug = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", str(word)).strip("_") for word in words)
+        return f"{slug[:100]}-{self.key[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The objects of a point."""
+
+    capacity: Capacity
+    scheduler: Scheduler
+    runner: Runner
+    workload: Workload
+    uses_true_lengths: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A point to run, and where its folder goes."""
+
+    point: Point
+    points_dir: Path
+    keeps_steps: bool
+    provenance: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a task: a row, or the reason why there is none.
+
+    Attributes:
+        is_bug: the reason is not a user's mistake; ``error.json`` has the traceback.
+    """
+
+    summary: dict[str, Any] | None
+    error: str | None = None
+    is_bug: bool = False
+
+
+def build(config: Mapping[str, Any]) -> Parts:
+    """Build every object of a point from its configuration.
+
+    Raises:
+        KvbenchError: a value, a key or a combination that a constructor refuses.
+    """
+    capacity = capacity_of(config)
+    allocator = instantiate(config["allocator"], "allocator", num_slots=capacity.num_slots)
+    reservation = instantiate(config["reservation"], "reservation")
+    scheduler = instantiate(config["scheduler"], "scheduler", allocator=allocator, reservation=reservation)
+    costs, hardware = config["costs"], config["hardware"]["name"]
+    if costs["hardware"] != hardware:
+        raise KvbenchError(
+            f"costs={costs['name']} has {config['model']['name']} on {costs['hardware']}, not on hardware={hardware}; "
+            f"choose hardware={costs['hardware']}, or give a costs file for {hardware}"
+        )
+    coefficients = {key: value for key, value in costs.items() if key not in ("name", "hardware", "source")}
+    check_arguments(IterationCosts, coefficients, "costs")
+    runner = instantiate(
+        {key: value for key, value in config["runner"].items() if key != "real_clock"},
+        "runner",
+        costs=IterationCosts(**coefficients),
+        # The kernel that follows a block table depends on the block size; one that reads contiguous memory does not.
+        **({"block_size": allocator.block_size} if Ability.GROW in allocator.abilities else {}),
+    )
+    workload = instantiate_workload(config)
+    uses_true_lengths = bool(reservation.uses_true_lengths or getattr(scheduler, "uses_true_lengths", False))
+    return Parts(capacity, scheduler, runner, workload, uses_true_lengths)
+
+
+def instantiate_workload(config: Mapping[str, Any]) -> Workload:
+    """Build the workload alone. Raises KvbenchError as ``build``."""
+    workload: Workload = instantiate(config["workload"], "workload")
+    return workload
+
+
+def identify(config: dict[str, Any], inputs: dict[str, str]) -> Point:
+    """Compute the key of a configuration, given what its workload reads."""
+    identity = {
+        "config": _without(config, NOT_IDENTIFYING),
+        "inputs": inputs,
+        "sources": sources_digest(PACKAGE),
+        "own_parts": {target: _module_digest(target) for target in sorted(set(_foreign_targets(config)))},
+    }
+    text = json.dumps(identity, sort_keys=True, default=str)
+    return Point(config, inputs, hashlib.sha256(text.encode()).hexdigest())
+
+
+def _without(node: Any, names: tuple[str, ...]) -> Any:
+    if isinstance(node, Mapping):
+        return {key: _without(value, names) for key, value in node.items() if key not in names}
+    return node
+
+
+def _foreign_targets(node: Any) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        target = node.get("_target_")
+        if isinstance(target, str) and not target.startswith("kvbench."):
+            yield target
+        for value in node.values():
+            yield from _foreign_targets(value)
+
+
+@cache
+def sources_digest(package: Path) -> str:
+    """SHA-256 over every file of the package that a point's numbers may depend on: all but ``NO_INFLUENCE``."""
+    paths = sorted(
+        path
+        for path in package.rglob("*")
+        if path.is_file() and path.suffix != ".pyc" and path.relative_to(package).parts[0] not in NO_INFLUENCE
+    )
+    return _digest_files(package, paths)
+
+
+def _module_digest(target: str) -> str:
+    """The same over a user's own package, or module if it is in none."""
+    locate(target, "a part")
+    top = sys.modules[target.partition(".")[0]]
+    file = getattr(top, "__file__", None)
+    if file is None:
+        return "no file"
+    path = Path(file)
+    paths = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+    return _digest_files(path.parent, paths)
+
+
+def _digest_files(root: Path, paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
+    return digest.hexdigest()
+
+
+def finished_summary(point: Point, points_dir: Path, *, needs_steps: bool) -> dict[str, Any] | None:
+    """The row of a point that was finished before, or None if there is none that answers for it."""
+    folder = points_dir / point.folder
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if manifest.get("key") != point.key or (needs_steps and not (folder / "steps.parquet").is_file()):
+        return None
+    return dict(summary)
+
+
+def run(task: Task) -> Outcome:
+    """Run a point and leave its folder, or an ``error.json`` in it. Raises nothing but what stops the process."""
+    try:
+        return Outcome(_run(task))
+    except KvbenchError as error:
+        return _failed(task, str(error), None)
+    except OSError as error:
+        return _failed(task, f"cannot write {error.filename or task.points_dir}: {error.strerror or error}", None)
+    except Exception as error:  # one broken point must not take the others with it
+        return _failed(task, f"{type(error).__name__}: {error}", traceback.format_exc())
+
+
+def _run(task: Task) -> dict[str, Any]:
+    started = time.perf_counter()
+    point = task.point
+    config = point.config
+    parts = build(config)
+    trace = _trace(json.dumps(config["workload"]), json.dumps(point.inputs))
+    if trace.inputs != point.inputs:
+        raise KvbenchError("an input file was changed while the command ran; run it again")
+    allocator = parts.scheduler.allocator
+    engine = Engine(parts.scheduler, parts.runner, VirtualClock(), Ledger(allocator))
+    record = serve(engine, trace.requests)
+    metrics = summarize(record, allocator.num_slots, config["measure_from_s"], config["measure_to_s"])
+    values = {**_description(config, parts, trace), **metrics, "wall_s": time.perf_counter() - started}
+    summary = {name: values[name] for name in POINT_COLUMNS}
+
+    temporary = _temporary(task)
+    write_parquet(temporary / "requests.parquet", record.requests)
+    if task.keeps_steps:
+        write_parquet(temporary / "steps.parquet", record.steps)
+    write_json(temporary / "summary.json", summary)
+    _write_origin(
+        temporary,
+        task,
+        {
+            "capacity": asdict(parts.capacity) | {"num_slots": parts.capacity.num_slots},
+            "uses_true_lengths": parts.uses_true_lengths,
+            "workload_source": trace.source,
+            "rejections": sorted(set(engine.rejected.values()))[:10],
+            "wall_s": values["wall_s"],
+        },
+    )
+    _publish(temporary, task)
+    return summary
+
+
+@lru_cache(maxsize=1)
+def _trace(workload: str, inputs: str) -> Trace:
+    """The trace of a workload; points that differ in other parts only, and are run one after the other, share it."""
+    del inputs  # only tells a changed file from what was read before
+    return instantiate_workload({"workload": json.loads(workload)}).generate()
+
+
+def _description(config: dict[str, Any], parts: Parts, trace: Trace) -> dict[str, Any]:
+    """The columns of a row that are not measured."""
+    choices, workload, allocator = config["choices"], config["workload"], config["allocator"]
+    capacity = parts.capacity
+    return {
+        "system": config["system"],
+        "allocator": _name(config, "allocator"),
+        "reservation": _name(config, "reservation"),
+        "scheduler": _name(config, "scheduler"),
+        "copy_on_write": allocator.get("copy_on_write"),
+        "block_size": allocator.get("block_size"),
+        "runner": choices["runner"],
+        "device": "simulated",
+        "hardware": config["hardware"]["name"],
+        "costs": config["costs"]["name"],
+        "model": config["model"]["name"],
+        "workload": workload.get("name", choices["workload"]),
+        "workload_source": trace.source,
+        "decoding": "single",
+        "num_samples": 1,
+        "beam_width": 1,
+        "request_rate": workload.get("request_rate"),
+        "duration_s": workload.get("duration_s"),
+        "seed": config["seed"],
+        "uses_true_lengths": parts.uses_true_lengths,
+        "weights_bytes": capacity.weights_bytes,
+        "activation_bytes": capacity.activation_bytes,
+        "reserve_bytes": capacity.reserve_bytes,
+        "kv_cache_bytes": capacity.kv_cache_bytes,
+        "num_slots": capacity.num_slots,
+        "num_dropped": trace.num_dropped,
+        "num_clipped": trace.num_clipped,
+        "measure_from_s": config["measure_from_s"],
+        "measure_to_s": config["measure_to_s"],
+    }
+
+
+def _name(config: dict[str, Any], group: str) -> str:
+    """The choice of a group, or the class of a user's own."""
+    target = str(config[group]["_target_"])
+    return str(config["choices"][group]) if target.startswith("kvbench.") else target
+
+
+def _temporary(task: Task) -> Path:
+    path = task.points_dir / f".{task.point.folder}.{os.getpid()}.tmp"
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path
+
+
+def _write_origin(folder: Path, task: Task, more: dict[str, Any]) -> None:
+    point = task.point
+    write_text(folder / "config.yaml", yaml.safe_dump(point.config, sort_keys=False))
+    write_json(folder / "manifest.json", {"key": point.key, "inputs": point.inputs, **more, **task.provenance})
+
+
+def _publish(temporary: Path, task: Task) -> None:
+    final = task.points_dir / task.point.folder
+    if final.exists():
+        shutil.rmtree(final)
+    temporary.rename(final)
+
+
+def _failed(task: Task, message: str, trace: str | None) -> Outcome:
+    try:
+        temporary = _temporary(task)
+        write_json(temporary / "error.json", {"error": message, "traceback": trace})
+        _write_origin(temporary, task, {})
+        _publish(temporary, task)
+    except OSError:
+        pass  # the message below is all that can be left
+    return Outcome(None, message, trace is not None)
+
+
+def provenance(commit: str | None) -> dict[str, Any]:
+    """What a manifest says of the machine and the software: provenance, never identity."""
+    versions = {"python": platform.python_version(), "kvbench": __version__}
+    for package in ("numpy", "pyarrow"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "unknown"
+    return {
+        "git_commit": commit,
+        "versions": versions,
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "num_cores": os.cpu_count(),
+        "device": "simulated",
+        "sources": sources_digest(PACKAGE),
+    }
+
+
+def clean_up(points_dir: Path) -> None:
+    """Remove what processes that no longer live left half written."""
+    for path in points_dir.glob(".*.tmp"):
+        pid = path.name.split(".")[-2]
+        if pid.isdigit() and not _is_alive(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,113 @@
+"""The files of a results folder: ``summary.csv`` with one row for each point, and what each point left.
+
+Figures, notebooks and users read results through ``Results``; nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from kvbench.core import KvbenchError
+from kvbench.metrics import METRICS
+from kvbench.records import Columns, read_parquet
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+POINT_COLUMNS = (
+    "system", "allocator", "reservation", "scheduler", "copy_on_write", "block_size", "runner", "device", "hardware",
+    "costs", "model", "workload", "workload_source", "decoding", "num_samples", "beam_width", "request_rate",
+    "duration_s", "seed", "uses_true_lengths", "weights_bytes", "activation_bytes", "reserve_bytes", "kv_cache_bytes",
+    "num_slots", "num_dropped", "num_clipped", "measure_from_s", "measure_to_s", *METRICS, "wall_s",
+)  # fmt: skip
+"""What ``summary.json`` of a point holds, in this order."""
+COLUMNS = ("experiment", "panel", "repeat", *POINT_COLUMNS, "point")
+"""The columns of ``summary.csv``; empty fields do not exist or are not a number. ``point`` is the folder's name."""
+
+
+def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, object]]) -> None:
+    """Write rows to ``path``, which never holds half of them. None and NaN are left empty, numbers are exact."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: "" if _is_nothing(value) else value for key, value in row.items()})
+    write_text(path, text.getvalue())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace ``path`` in one go."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def write_json(path: Path, content: Mapping[str, object]) -> None:
+    """Replace ``path`` in one go; NaN becomes null, as JSON has none."""
+    clean = {key: None if _is_nothing(value) else value for key, value in content.items()}
+    write_text(path, json.dumps(clean, indent=1, allow_nan=False) + "\n")
+
+
+def _is_nothing(value: object) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+class Results:
+    """What one command left in ``results/<name>/``.
+
+    Args:
+        path: that folder.
+
+    Raises:
+        KvbenchError: it holds no ``summary.csv``.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if not (self.path / "summary.csv").is_file():
+            raise KvbenchError(f"{self.path} holds no summary.csv; run the experiment first")
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """``summary.csv``: exactly the last command's points, one row each, in the order of the experiment."""
+        import pandas as pd
+
+        return pd.read_csv(self.path / "summary.csv", dtype={"panel": "string", "point": "string"})
+
+    def folder(self, row: Mapping[str, Any] | pd.Series[Any]) -> Path:
+        """The folder of a row's point."""
+        return self.path / "points" / str(row["point"])
+
+    def steps(self, row: Mapping[str, Any] | pd.Series[Any]) -> Columns:
+        """One row per iteration; see ``kvbench.records.Record``.
+
+        Raises:
+            KvbenchError: the point was run with ``records=summary``.
+        """
+        path = self.folder(row) / "steps.parquet"
+        if not path.is_file():
+            raise KvbenchError(
+                f"{path} does not exist: the point was run with records=summary; run it with records=full"
+            )
+        return read_parquet(path)
+
+    def requests(self, row: Mapping[str, Any] | pd.Series[Any]) -> Columns:
+        """One row per request; see ``kvbench.records.Record``."""
+        return read_parquet(self.folder(row) / "requests.parquet")
+
+    def config(self, row: Mapping[str, Any] | pd.Series[Any]) -> dict[str, Any]:
+        """The resolved configuration."""
+        return dict(yaml.safe_load((self.folder(row) / "config.yaml").read_text(encoding="utf-8")))
+
+    def manifest(self, row: Mapping[str, Any] | pd.Series[Any]) -> dict[str, Any]:
+        """Where the numbers come from: key, inputs, capacity, versions, host, wall time."""
+        return dict(json.loads((self.folder(row) / "manifest.json").read_text(encoding="utf-8")))

@@ -1,0 +1,301 @@
+"""From settings to points to rows: plan an experiment, run what is not finished, collect what the command asked for."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from kvbench.capacity import Capacity
+from kvbench.composition import SELECTORS, Composer, Setting, check_choice, groups, load_experiment
+from kvbench.core import KvbenchError
+from kvbench.executors.base import Executor, WorkerLost
+from kvbench.executors.serial import Serial
+from kvbench.instantiate import instantiate
+from kvbench.point import Outcome, Point, Task, build, clean_up, finished_summary, identify, provenance, run
+from kvbench.results import COLUMNS, write_csv
+
+ADHOC = "adhoc"
+"""The experiment of points that are typed on the command line."""
+RESERVED = "reference"
+"""The folder of the results that are part of the project; only the experiment of that name writes there."""
+
+
+class Interrupted(Exception):
+    """The user stopped the sweep; what is finished stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of ``summary.csv`` to be: a point, and what an experiment calls it."""
+
+    point: Point
+    panel: str | int | None
+    repeat: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a command asks for.
+
+    Attributes:
+        experiment: its stem, or ``adhoc``.
+        folder: ``<results_dir>/<name>``.
+        rows: in the order of the experiment; two may share a point.
+        keeps_steps: whether points leave ``steps.parquet``.
+        capacities: the distinct capacity reports.
+    """
+
+    experiment: str
+    folder: Path
+    rows: list[Row]
+    keeps_steps: bool
+    executor: Executor
+    capacities: list[Capacity]
+
+
+@dataclass(slots=True)
+class Report:
+    """What became of a plan.
+
+    Attributes:
+        rows: ``summary.csv``.
+        failures: message -> the folders of the points that failed with it.
+        num_bugs: failures that no user's mistake explains.
+        num_reused: points that were finished before.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    failures: dict[str, list[str]] = field(default_factory=dict)
+    num_bugs: int = 0
+    num_reused: int = 0
+
+
+def plan(composer: Composer, typed: list[list[Setting]]) -> Plan:
+    """Expand what was typed, resolve every point and build its parts once.
+
+    Args:
+        composer: resolves them.
+        typed: the command's settings, one list for each combination of a sweep (see ``kvbench.composition.parse``).
+
+    Raises:
+        KvbenchError: an unknown key, choice or combination; the point is named where there are several.
+    """
+    experiment = _experiment_of(typed[0])
+    expanded = [settings for command in typed for settings in _expand(experiment, command)]
+    rows: dict[tuple[object, int, str], Row] = {}
+    capacities: dict[Capacity, None] = {}
+    inputs_of: dict[str, dict[str, str]] = {}
+    commands: set[str] = set()
+    executor: dict[str, Any] = {}
+    keeps_steps = real_clock = False
+    name, results_dir = None, ""
+    for settings in expanded:
+        try:
+            resolved = composer.resolve(settings)
+            common, executor = resolved.common, resolved.executor
+            for repeat in range(common.repeats):
+                if repeat:
+                    again = [*(each for each in settings if each.key != "seed"), Setting("seed", common.seed + repeat)]
+                    resolved = composer.resolve(again)
+                parts = build(resolved.point)
+                capacities[parts.capacity] = None
+                workload = repr(resolved.point["workload"])
+                if workload not in inputs_of:
+                    inputs_of[workload] = parts.workload.inputs()
+                point = identify(resolved.point, inputs_of[workload])
+                rows.setdefault((common.panel, repeat, point.key), Row(point, common.panel, repeat))
+        except KvbenchError as error:
+            raise error if len(expanded) == 1 else KvbenchError(f"{_words(settings)}: {error}") from None
+        name, results_dir = common.name, common.results_dir
+        commands.add(repr((name, results_dir, executor, common.records)))
+        keeps_steps = common.records == "full"
+        real_clock |= bool(resolved.point["runner"].get("real_clock"))
+    if len(commands) > 1:
+        raise KvbenchError("name, results_dir, records and executor belong to the whole command; give one of each")
+    if name == RESERVED and experiment != RESERVED:
+        raise KvbenchError(f"name={RESERVED} is kept for the results that are part of the project; choose another")
+    runs_on: Executor = instantiate(executor, "executor")
+    return Plan(
+        experiment=experiment or ADHOC,
+        folder=Path(results_dir) / (name or experiment or ADHOC),
+        rows=list(rows.values()),
+        keeps_steps=keeps_steps,
+        executor=Serial() if real_clock else runs_on,  # beside another point a real clock would measure both
+        capacities=list(capacities),
+    )
+
+
+def _experiment_of(settings: Iterable[Setting]) -> str | None:
+    chosen = [each.value for each in settings if each.key == "experiment"]
+    if not chosen:
+        return None
+    check_choice("experiment", chosen[0])
+    return str(chosen[0])
+
+
+def _expand(experiment: str | None, command: list[Setting]) -> list[list[Setting]]:
+    """The settings of every point of a command: the experiment's, under those that were typed."""
+    typed = {each.key: each for each in command if each.key != "experiment"}
+    if experiment is None:
+        multiplied = [_multiply(typed.values())]
+        return [settings for group in multiplied for settings in group]
+    content = load_experiment(experiment)
+    if unknown := sorted(content.keys() - {"experiment", "common", "points"}):
+        raise KvbenchError(
+            f"conf/experiment/{experiment}.yaml: unknown {unknown[0]}; it has experiment, common, points"
+        )
+    if content.get("experiment", experiment) != experiment:
+        raise KvbenchError(
+            f"conf/experiment/{experiment}.yaml calls itself {content['experiment']}; the two must agree"
+        )
+    common = content.get("common") or {}
+    entries = [
+        settings
+        for entry in content.get("points") or [{}]
+        for settings in _multiply(_written(key, value) for key, value in {**common, **entry}.items())
+    ]
+    for selector in SELECTORS:
+        entries = _select(experiment, entries, selector, typed)
+    return [
+        settings
+        for entry in entries
+        for settings in _multiply([*(each for each in entry if each.key not in typed), *typed.values()])
+    ]
+
+
+def _select(
+    experiment: str, entries: list[list[Setting]], selector: str, typed: dict[str, Setting]
+) -> list[list[Setting]]:
+    """Keep the entries with the typed panel or system; without such a key in the experiment it is a plain override."""
+    if selector not in typed:
+        return entries
+    values = [next((str(each.value) for each in entry if each.key == selector), None) for entry in entries]
+    there = list(dict.fromkeys(value for value in values if value is not None))
+    if not there and selector != "panel":
+        return entries
+    asked = typed.pop(selector).value
+    wanted = [str(value) for value in (asked if isinstance(asked, tuple) else (asked,))]
+    for value in wanted:
+        if selector in groups():
+            check_choice(selector, value)
+        if value not in there:
+            has = f"{selector} is one of {', '.join(there)}" if there else f"it has no {selector}s"
+            raise KvbenchError(f"experiment={experiment} has no {selector}={value}; {has}")
+    return [entry for entry, value in zip(entries, values, strict=True) if value in wanted]
+
+
+def _written(key: object, value: object) -> Setting:
+    """A setting of an experiment's file, where a list means each of its elements."""
+    return Setting(str(key), tuple(value) if isinstance(value, list) else value)
+
+
+def _multiply(settings: Iterable[Setting]) -> list[list[Setting]]:
+    """The product over the settings whose value is a tuple."""
+    axes = [
+        [each._replace(value=value) for value in (each.value if isinstance(each.value, tuple) else (each.value,))]
+        for each in settings
+    ]
+    return [list(combination) for combination in product(*axes)]
+
+
+def _words(settings: Iterable[Setting]) -> str:
+    """A point in a user's words."""
+    return " ".join(str(each) for each in settings)
+
+
+def execute(plan: Plan, *, shows_progress: bool = True) -> Report:
+    """Run what is not finished and write ``summary.csv``.
+
+    Points that fail leave ``error.json`` and have no row; the others go on.
+
+    Raises:
+        KvbenchError: the results folder cannot be written.
+        Interrupted: the user stopped it; the message says how far it got.
+    """
+    points_dir = plan.folder / "points"
+    try:
+        points_dir.mkdir(parents=True, exist_ok=True)
+        clean_up(points_dir)
+    except OSError as error:
+        raise KvbenchError(
+            f"results cannot be written to {points_dir}: {error.strerror}; give another results_dir= or name="
+        ) from None
+    points = {row.point.key: row.point for row in plan.rows}
+    outcomes: dict[str, Outcome] = {}
+    for key, point in points.items():
+        summary = finished_summary(point, points_dir, needs_steps=plan.keeps_steps)
+        if summary is not None:
+            outcomes[key] = Outcome(summary)
+    report = Report(num_reused=len(outcomes))
+    origin = provenance(_git_commit())
+    left = sorted((point for key, point in points.items() if key not in outcomes), key=_size, reverse=True)
+    tasks = [Task(point, points_dir, plan.keeps_steps, origin) for point in left]
+    with (
+        tqdm(total=len(points), initial=len(outcomes), unit="point", disable=None if shows_progress else True) as bar,
+        closing(_run(plan.executor, tasks)) as results,
+    ):
+        try:
+            for task, outcome in results:
+                outcomes[task.point.key] = outcome
+                bar.update()
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"interrupted with {len(outcomes)} of {len(points)} points finished; the same command resumes"
+            ) from None
+    for row in plan.rows:
+        outcome = outcomes[row.point.key]
+        if outcome.summary is not None:
+            labels = {
+                "experiment": plan.experiment,
+                "panel": row.panel,
+                "repeat": row.repeat,
+                "point": row.point.folder,
+            }
+            report.rows.append({**outcome.summary, **labels})
+    for key, point in points.items():
+        if (message := outcomes[key].error) is not None:
+            report.failures.setdefault(message, []).append(point.folder)
+            report.num_bugs += outcomes[key].is_bug
+    write_csv(plan.folder / "summary.csv", COLUMNS, report.rows)
+    return report
+
+
+def _run(executor: Executor, tasks: list[Task]) -> Generator[tuple[Task, Outcome], None, None]:
+    """The executor's results, a lost worker turned into a failure."""
+    with closing(executor.run(run, tasks)) as results:
+        for task, result in results:
+            if isinstance(result, WorkerLost):
+                yield (
+                    task,
+                    Outcome(None, "its process was killed twice (out of memory?); run with fewer executor.num_workers"),
+                )
+            else:
+                yield task, result
+
+
+def _size(point: Point) -> tuple[float, str]:
+    """Roughly how long a point takes, so that the longest start first; points of one trace stay together."""
+    workload: Mapping[str, Any] = point.config["workload"]
+    rate, duration_s, count = (workload.get(key) for key in ("request_rate", "duration_s", "num_requests"))
+    expected = rate * duration_s if rate and duration_s else float(count or 0)
+    return expected, repr(workload)
+
+
+def _git_commit() -> str | None:
+    """The commit the package runs from, with ``+`` where files differ from it; None outside a clone."""
+    root = Path(__file__).resolve().parent.parent
+    try:
+        commit = subprocess.run(
+            ["git", "-C", root, "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit.stdout.strip()
