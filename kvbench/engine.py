@@ -1,9 +1,13 @@
-"""The one loop under every run: admit, schedule, execute, retire, record. Simulated and real runs differ in runner and clock."""
+"""The one loop under every run: admit, schedule, execute, retire, record.
+
+Simulated and real runs differ in the runner and the clock alone.
+"""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
 
 from kvbench.clock import Clock
 from kvbench.core import Batch, Request, Sequence
@@ -30,8 +34,10 @@ class Engine:
         self.rejected: dict[Sequence, str] = {}
 
     def run(self, requests: Iterable[Request]) -> Iterator[Batch]:
-        """Serve requests, sorted by arrival, until all are finished or rejected; yields each iteration's batch when
-        it is done. The batch shows live state: look before asking for the next.
+        """Serve requests, sorted by arrival, until all are finished or rejected.
+
+        Yields:
+            Each iteration's batch when it is done. It shows live state: look before asking for the next.
 
         Raises:
             RuntimeError: the scheduler waits although nothing runs and nothing is due: it would wait for ever.
@@ -68,17 +74,23 @@ class Engine:
             seconds, finished = result.seconds, result.finished
             now = clock.advance(seconds)
             ledger.record(batch, now, seconds, len(waiting))
-            for seq in batch.prefills:
-                if seq.first_token_s < 0:
-                    seq.first_token_s = now
-                else:
-                    seq.recomputed_tokens += seq.length - 1  # its newest token was never computed on
+            if batch.prefills:
+                _stamp(batch.prefills, now)
             released = scheduler.commit(finished)
             if finished or released:
                 ledger.settle(finished, released)
                 for seq in released:
                     seq.finish_s = now
             yield batch
+
+
+def _stamp(prefills: Seq[Sequence], now: float) -> None:
+    """Note first tokens; a sequence that had one is computed again, all but its newest token."""
+    for seq in prefills:
+        if seq.first_token_s < 0:
+            seq.first_token_s = now
+        else:
+            seq.recomputed_tokens += seq.length - 1
 
 
 def serve(engine: Engine, requests: Iterable[Request]) -> Record:

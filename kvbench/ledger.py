@@ -130,7 +130,7 @@ class Ledger:
             self._padding -= padding_by.pop(seq, 0)
 
     def columns(self) -> dict[str, NDArray[np.generic]]:
-        """The rows as columns: those noted, and those that follow from them. Hands the rows over: call it once, at the end."""
+        """The rows as columns: noted and derived ones. Gives its own memory up: the run is over."""
         num_last = self._offset // _STORED.itemsize
         num_rows = len(self._chunks) * _CHUNK_ROWS + num_last
         columns: dict[str, NDArray[np.generic]] = {

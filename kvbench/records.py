@@ -20,10 +20,11 @@ class Record:
 
     Attributes:
         steps: one row per iteration: ``end_s``, ``seconds``, ``num_running``, ``num_waiting``, ``num_prefills``,
-            ``num_preempted``, ``prefill_tokens``, ``context_len`` (tokens), and in slots ``token_states``, ``reserved``,
+            ``overreserved``, ``padding``, ``cached``, ``pinned``, ``free`` (they sum to the pool), ``largest_free``.
             ``overreserved``, ``padding``, ``cached``, ``pinned``, ``free`` (which sum to the pool), ``largest_free``.
         requests: one row per request: ``id``, ``arrival_s``, ``prompt_len``, ``output_len``, ``first_token_s``,
-            ``finish_s`` (NaN where rejected), ``num_preemptions``, ``recomputed_tokens``, ``rejected``.
+            ``finish_s`` (NaN: never), ``num_preemptions``,
+            ``recomputed_tokens``, ``rejected``.
     """
 
     steps: Columns
@@ -64,8 +65,9 @@ def write_parquet(path: Path, columns: Mapping[str, NDArray[np.generic]]) -> Non
 
     def arrow(column: NDArray[np.generic]) -> pa.Array:
         # Not pa.array(): that imports pandas, which a simulated run does not need.
-        bits = np.packbits(column, bitorder="little") if column.dtype == np.bool_ else np.ascontiguousarray(column)
-        return pa.Array.from_buffers(pa.from_numpy_dtype(column.dtype), len(column), [None, pa.py_buffer(bits)])
+        packed = column.dtype == np.bool_
+        values = np.packbits(column.astype(np.bool_), bitorder="little") if packed else np.ascontiguousarray(column)
+        return pa.Array.from_buffers(pa.from_numpy_dtype(column.dtype), len(column), [None, pa.py_buffer(values)])
 
     table = pa.table({name: arrow(column) for name, column in columns.items()})
     # Numbers that rarely repeat: a dictionary would cost memory and make the file larger.

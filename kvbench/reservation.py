@@ -1,7 +1,7 @@
 """How many slots a sequence is guaranteed when it is admitted: one rule each, independent of where they lie.
 
-The first three are those of the PagedAttention authors' Orca baselines. With max, pow2 and oracle the guarantee covers the whole request, so it
-never has to ask for more; on demand guarantees nothing, and the sequence grows.
+The first three are those of the PagedAttention authors' Orca baselines: the guarantee covers the whole request, which
+never has to ask for more. On demand guarantees nothing, and the sequence grows.
 """
 
 from __future__ import annotations

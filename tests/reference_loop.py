@@ -1,4 +1,4 @@
-"""The slow, obvious simulator that the engine is held against: no calendar, no cohorts, everything recounted every step.
+"""The slow, obvious simulator that the engine is held against: no calendar, no cohorts, all recounted every step.
 
 Written from the rules alone; shares nothing with kvbench but Request. One class of block bookkeeping per placement, as
 plain as possible.
@@ -6,6 +6,7 @@ plain as possible.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from kvbench.core import Request
@@ -127,14 +128,14 @@ def reference(
     watermark: float = 0.01,
     with_rows: bool = True,
 ) -> Outcome:
-    """``system``: on_demand (paged), or max, pow2, oracle (buddy). Without rows the ledger is not counted: for timing."""
+    """``system``: on_demand (paged), or max, pow2, oracle (buddy). ``with_rows=False`` skips the ledger, for timing."""
     on_demand = system == "on_demand"
     num_blocks = num_slots // block_size
     keep = int(watermark * num_blocks) if on_demand else 0
     buddy = NaiveBuddy(num_blocks, pow2(ceil_div(max_model_len, block_size)))
     jobs = [Job(request) for request in requests]
-    arriving = list(jobs)
-    waiting: list[Job] = []
+    arriving = deque(jobs)
+    waiting: deque[Job] = deque()
     running: list[Job] = []
     outcome = Outcome([])
     now = 0.0
@@ -144,7 +145,7 @@ def reference(
     def preempt(job: Job) -> None:
         nonlocal free
         running.remove(job)
-        waiting.insert(0, job)
+        waiting.appendleft(job)
         free += job.blocks
         job.blocks = 0
         job.preemptions += 1
@@ -154,7 +155,7 @@ def reference(
         if not waiting and not running:
             now = max(now, arriving[0].request.arrival_s)
         while arriving and arriving[0].request.arrival_s <= now:
-            waiting.append(arriving.pop(0))
+            waiting.append(arriving.popleft())
 
         preempted = False
         if on_demand:
@@ -186,13 +187,13 @@ def reference(
             never = need + keep > num_blocks if on_demand else pow2(need) > buddy.largest
             if job.length > max_num_batched_tokens:
                 job.rejected = True
-                waiting.pop(0)
+                waiting.popleft()
                 continue
             if sum(other.length for other in prefills) + len(decodes) + job.length > max_num_batched_tokens:
                 break
             if never:
                 job.rejected = True
-                waiting.pop(0)
+                waiting.popleft()
                 continue
             if on_demand:
                 if free - need < keep:
@@ -205,7 +206,7 @@ def reference(
                 job.blocks = job.region[1]
             free -= job.blocks
             job.asked = asked
-            waiting.pop(0)
+            waiting.popleft()
             running.append(job)
             prefills.append(job)
         if not running:
@@ -241,9 +242,15 @@ def reference(
 
 
 def reference_request_level(
-    requests: list[Request], costs: Costs, *, num_slots: int, session_len: int, batch_size: int, max_padded_len: int = 2040
+    requests: list[Request],
+    costs: Costs,
+    *,
+    num_slots: int,
+    session_len: int,
+    batch_size: int,
+    max_padded_len: int = 2040,
 ) -> Outcome:
-    """Slabs of ``session_len``; a batch starts together, is padded to its longest prompt and ends with its longest output."""
+    """Slabs; a batch starts together, is padded to its longest prompt and ends with its longest output."""
     limit = min(max_padded_len, session_len)
     jobs = [Job(request) for request in requests]
     queue = list(jobs)

@@ -82,7 +82,7 @@ class Allocator(Protocol):
         ...
 
     def fork(self, parent: Hashable, child: Hashable, length: int) -> None:
-        """Let ``child`` share the first ``length`` slots of ``parent``. Both must ask before they write again. Needs FORK.
+        """Let ``child`` share the first ``length`` slots of ``parent``. Both ask before they write again. Needs FORK.
 
         Raises:
             KeyError: the parent holds no slots.

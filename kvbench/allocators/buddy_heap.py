@@ -35,7 +35,7 @@ class BuddyHeap:
         return None
 
     def take(self, order: int) -> int:
-        """Take a region of ``2**order`` blocks; returns its first block. Raises AllocationError with the shortage in blocks."""
+        """Take a region of ``2**order`` blocks; returns its first. Raises AllocationError, short in blocks."""
         available = order
         while available <= self.largest_order and not self.free[available]:
             available += 1

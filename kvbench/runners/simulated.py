@@ -4,9 +4,9 @@ The cost of one iteration, in milliseconds, with sums over its decodes (context)
 
     a + b * sum(context) + c(number of requests) + p * sum(L) + q * sum(L^2)
 
-Source of the form: DistServe's regression for vLLM, extended to iterations that mix prompts and decodes; c has two segments
-because sampling and bookkeeping per request grow with the batch. It belongs to requests, not to sequences:
-the engine that the paper measured calls its sampler once per request.
+Source of the form: DistServe's regression for vLLM, extended to iterations that mix prompts and decodes; c has two
+segments because sampling and bookkeeping per request grow with the batch. It belongs to requests, not to sequences: the
+engine that the paper measured calls its sampler once per request.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class IterationCosts:
         c_large_ms: per request beyond; None: ``c_ms``.
         p_ms: per prefill token.
         q_ms: per squared prefill length: attention among the prompt's own tokens.
-        context_factors: block size -> factor on ``b_ms`` (an attention kernel reads small blocks slower); between listed
-            sizes it is interpolated in log2, beyond them the nearest holds; empty: 1.
+        context_factors: block size -> factor on ``b_ms`` (an attention kernel reads small blocks slower); between
+            listed sizes it is interpolated in log2, beyond them the nearest holds; empty: 1.
     """
 
     a_ms: float

@@ -28,8 +28,11 @@ class Scheduler(Protocol):
         ...
 
     def commit(self, finished: Seq[Sequence]) -> Seq[Sequence]:
-        """The iteration is done; every running sequence has one token more. Returns those whose memory was released
-        for good: the finished ones, or a whole batch where the batch ends together."""
+        """The iteration is done; every running sequence has one token more.
+
+        Returns:
+            Those whose memory was released for good: the finished ones, or all where a batch ends together.
+        """
         ...
 
 

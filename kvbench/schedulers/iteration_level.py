@@ -165,9 +165,7 @@ class IterationLevel:
                     self._reject(f"{length} tokens to compute at once exceed max_num_batched_tokens={max_num_tokens}")
                     continue
                 break  # not `blocked`: the budget is new in every step
-            slots = self.reservation.slots(seq.request, self.max_model_len)
-            if slots < length:
-                slots = length
+            slots = max(self.reservation.slots(seq.request, self.max_model_len), length)
             fit = allocator.can_allocate(slots, keep)
             if fit is not OK:
                 if fit is NEVER:

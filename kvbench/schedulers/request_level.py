@@ -63,9 +63,7 @@ class RequestLevel:
         """Start a batch if none runs, else decode."""
         running = self.running
         if running:
-            return Batch(
-                self.step, running, len(running), len(running) * self._padded_len, token_states=self._held
-            )
+            return Batch(self.step, running, len(running), len(running) * self._padded_len, token_states=self._held)
         rejected: list[tuple[Sequence, str]] = []
         prefills = self._admit(rejected)
         return Batch(
@@ -105,7 +103,8 @@ class RequestLevel:
             slots = max(self.reservation.slots(request, self.max_model_len), seq.length)
             fit = allocator.can_allocate(slots)
             if fit is Fit.NEVER or seq.final_len > self.max_model_len:
-                rejected.append((waiting.popleft(), f"{seq.final_len} tokens: the engine is set up for {self.max_model_len}"))
+                reason = f"{seq.final_len} tokens: the engine is set up for {self.max_model_len}"
+                rejected.append((waiting.popleft(), reason))
                 continue
             prompt = max(longest_prompt, request.prompt_len)
             output = max(longest_output, request.output_len)

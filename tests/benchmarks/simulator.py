@@ -63,9 +63,7 @@ def measure(case: str, what: str) -> dict[str, float]:
     if what == "reference":
         name, limit = ("on_demand", 2048) if system == "vllm" else ("max", 256)
         start = time.process_time()
-        outcome = reference(
-            requests, COSTS, num_slots=NUM_SLOTS, system=name, max_num_seqs=limit, with_rows=False
-        )
+        outcome = reference(requests, COSTS, num_slots=NUM_SLOTS, system=name, max_num_seqs=limit, with_rows=False)
         return {"seconds": time.process_time() - start, "iterations": outcome.iterations}
     if system == "vllm":
         scheduler = IterationLevel(Paged(NUM_SLOTS), OnDemand(), 2048, 2048)
@@ -114,7 +112,7 @@ def main() -> None:
         slow = fresh(case, "reference")
         seconds = statistics.median(run["seconds"] for run in runs)
         if slow["iterations"] != runs[0]["iterations"]:
-            raise SystemExit(f"{case}: the engine took {runs[0]['iterations']} iterations, the reference {slow['iterations']}")
+            raise SystemExit(f"{case}: {runs[0]['iterations']} iterations, but {slow['iterations']} in the reference")
         row = (
             case,
             round(runs[0]["iterations"] / seconds),
