@@ -38,6 +38,10 @@ class Synthetic:
     invalid: Invalid = "drop"
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        """Refuse a load out of range before anything is read. Raises `KvbenchError`."""
+        Load(self.request_rate, self.duration_s, self.num_requests)
+
     def generate(self) -> Trace:
         """See `kvbench.workloads.base.Workload`."""
         load = Load(self.request_rate, self.duration_s, self.num_requests)

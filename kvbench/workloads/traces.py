@@ -51,6 +51,10 @@ class Replay:
     seed: int = 0
     title: str | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse a load out of range before anything is read. Raises `KvbenchError`."""
+        Load(self.request_rate, self.duration_s, self.num_requests)
+
     def generate(self) -> Trace:
         """See `kvbench.workloads.base.Workload`; also raises `KvbenchError` where nothing is left of the file."""
         load = Load(self.request_rate, self.duration_s, self.num_requests)
