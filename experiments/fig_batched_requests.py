@@ -1,4 +1,4 @@
-"""The same as ``python -m kvbench +experiment=fig_batched_requests``; copy it to change something. Overrides may follow its name."""
+"""As `python -m kvbench +experiment=fig_batched_requests`; copy this file to change something."""
 
 import sys
 

@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 
 from kvbench import __version__
-from kvbench.capacity import Capacity
 from kvbench.composition import Common, composer, groups, parse
 from kvbench.core import KvbenchError
 from kvbench.figures.terminal import aligned
@@ -115,10 +114,10 @@ def _main(argv: list[str]) -> int:
         _print_config(planned)
         return 0
     for capacity in planned.capacities:
-        print(_capacity_line(capacity))
+        print(f"Memory: {capacity.line()}")
     report = execute(planned)
     if report.num_reused:
-        print(f"{report.num_reused} finished points were reused.")
+        print(f"Finished before: {report.num_reused} of {len({row.point.key for row in planned.rows})} points.")
     if report.rows:
         _present(planned, report)
     return _tell_failures(planned, report)
@@ -154,10 +153,6 @@ def _print_config(planned: Plan) -> None:
         print(f"# the first of {len(planned.rows)} points")
     print(f"# {planned.folder / 'points' / first.point.folder}")
     print(yaml.safe_dump(first.point.config, sort_keys=False), end="")
-
-
-def _capacity_line(capacity: Capacity) -> str:
-    return f"Memory: {capacity.line()}"
 
 
 def _present(planned: Plan, report: Report) -> None:

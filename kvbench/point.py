@@ -49,6 +49,7 @@ NO_INFLUENCE = (
     "app.py",
     "__main__.py",
     "verify.py",
+    "fit.py",
     "results.py",
 )
 """Parts of the package that no number of a point depends on; a change there keeps finished points."""
