@@ -20,11 +20,11 @@ class Record:
 
     Attributes:
         steps: one row per iteration: ``end_s``, ``seconds``, ``num_running``, ``num_waiting``, ``num_prefills``,
-            ``overreserved``, ``padding``, ``cached``, ``pinned``, ``free`` (they sum to the pool), ``largest_free``.
-            ``overreserved``, ``padding``, ``cached``, ``pinned``, ``free`` (which sum to the pool), ``largest_free``.
+            ``num_preempted``, ``prefill_tokens``, ``context_len`` (tokens), and in slots ``token_states``,
+            ``reserved``, ``overreserved``, ``padding``, ``cached``, ``pinned``, ``free`` (they sum to the pool) and
+            ``largest_free``.
         requests: one row per request: ``id``, ``arrival_s``, ``prompt_len``, ``output_len``, ``first_token_s``,
-            ``finish_s`` (NaN: never), ``num_preemptions``,
-            ``recomputed_tokens``, ``rejected``.
+            ``finish_s`` (NaN: never), ``num_preemptions``, ``recomputed_tokens``, ``rejected``.
     """
 
     steps: Columns
