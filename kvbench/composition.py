@@ -46,7 +46,10 @@ class Setting(NamedTuple):
     add: bool = False
 
     def __str__(self) -> str:
-        return f"{self.key}={'null' if self.value is None else self.value}"
+        """As it would be typed."""
+        written = {None: "null", True: "true", False: "false"}
+        plain = self.value is None or isinstance(self.value, bool)
+        return f"{self.key}={written[self.value] if plain else self.value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +257,7 @@ class Composer:
         if any(axis in asked for axis in AXES):
             _, preset = self._compose({"system": chosen["system"]})
             different = [f"{axis}={chosen[axis]}" for axis in AXES if chosen[axis] != preset[axis]]
-        different += [f"{each.key.removesuffix('._target_')}={each.value}" for each in changed]
+        different += [str(each._replace(key=each.key.removesuffix("._target_"))) for each in changed]
         return chosen["system"] + (f"[{','.join(different)}]" if different else "")
 
 

@@ -1,0 +1,90 @@
+"""The files of a results folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvbench.core import KvbenchError
+from kvbench.metrics import METRICS
+from kvbench.records import write_parquet
+from kvbench.results import COLUMNS, POINT_COLUMNS, Results, write_csv, write_json, write_text
+
+CONTRACT = """
+experiment panel system allocator reservation scheduler copy_on_write block_size runner device hardware costs model
+workload workload_source decoding num_samples beam_width request_rate repeat seed uses_true_lengths kv_cache_bytes
+num_slots num_requests num_rejected simulated_s wall_s normalized_latency_mean_s normalized_latency_p90_s ttft_p50_s
+ttft_p99_s tpot_p50_s tpot_p99_s throughput_req_per_s throughput_tok_per_s num_running_mean num_running_iteration_mean
+num_waiting_mean num_iterations token_states_pct reserved_pct overreserved_pct padding_pct cached_pct pinned_pct
+free_pct token_states_iteration_pct reserved_iteration_pct overreserved_iteration_pct padding_iteration_pct
+free_iteration_pct
+internal_fragmentation_pct external_fragmentation_index sharing_saved_pct num_preemptions recomputed_tokens
+swapped_out_bytes swapped_in_bytes point num_clipped num_dropped weights_bytes activation_bytes reserve_bytes
+measure_from_s measure_to_s duration_s
+"""
+
+
+def test_columns_of_the_contract() -> None:
+    assert set(CONTRACT.split()) <= set(COLUMNS)
+    assert len(set(COLUMNS)) == len(COLUMNS)
+    assert set(METRICS) <= set(POINT_COLUMNS) <= set(COLUMNS)
+
+
+def test_csv_is_exact_and_leaves_nothing_empty(tmp_path: Path) -> None:
+    write_csv(
+        tmp_path / "a.csv",
+        ("x", "y", "z"),
+        [{"x": 0.1 + 0.2, "y": math.nan, "z": None}, {"x": 1, "y": "a,b", "z": True}],
+    )
+    assert (tmp_path / "a.csv").read_text() == 'x,y,z\n0.30000000000000004,,\n1,"a,b",True\n'
+
+
+def test_an_unknown_column_is_a_bug(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="fieldnames"):
+        write_csv(tmp_path / "a.csv", ("x",), [{"x": 1, "other": 2}])
+
+
+def test_json_has_no_nan(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"x": math.nan, "y": 1.5})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"x": None, "y": 1.5}
+
+
+def test_files_are_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    write_text(path, "new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_results_of_a_point(tmp_path: Path) -> None:
+    folder = tmp_path / "points" / "p-12345678"
+    folder.mkdir(parents=True)
+    write_csv(
+        tmp_path / "summary.csv",
+        ("panel", "point", "request_rate"),
+        [{"panel": 1, "point": folder.name, "request_rate": 2.0}],
+    )
+    write_parquet(folder / "requests.parquet", {"id": np.arange(3, dtype=np.int32)})
+    write_json(folder / "manifest.json", {"key": "k"})
+    write_text(folder / "config.yaml", "seed: 3\n")
+    results = Results(tmp_path)
+    row = results.summary.iloc[0]
+    assert row["panel"] == "1"
+    assert row["request_rate"] == 2.0
+    assert results.requests(row)["id"].tolist() == [0, 1, 2]
+    assert results.manifest(row) == {"key": "k"}
+    assert results.config(row) == {"seed": 3}
+    with pytest.raises(KvbenchError, match="records=summary"):
+        results.steps(row)
+    write_parquet(folder / "steps.parquet", {"end_s": np.array([1.5])})
+    assert results.steps(row)["end_s"].tolist() == [1.5]
+
+
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KvbenchError, match=r"holds no summary\.csv"):
+        Results(tmp_path)
