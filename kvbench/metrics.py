@@ -4,8 +4,8 @@ Pure functions of a finished run's records; pandas is not needed here.
 
 Averages over the iterations are of two kinds. *Over time* (``..._mean``, ``..._pct``) is an integral: an iteration
 counts with the part of the averaging window that it covers, and time without any iteration counts as an empty batch and
-a free pool. *Over iterations* (``..._iteration_...``) gives every iteration that starts in the window the same weight, as the
-scripts of the PagedAttention authors do (they stamp an iteration when it is scheduled).
+a free pool. *Over iterations* (``..._iteration_...``) gives every iteration that starts in the window the same weight,
+as the scripts of the PagedAttention authors do (they stamp an iteration when it is scheduled).
 
 The window ``[measure_from_s, measure_to_s)`` applies to these averages and to the throughputs. Latencies are those of
 all requests, whenever they ran: runs drain, and the paper's normalized latency knows no warm-up.

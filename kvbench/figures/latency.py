@@ -40,18 +40,8 @@ def draw_panel(axes: Axes, title: str, measured: Mapping[str, Pairs], published:
         )
         _mark_exit(axes, points, look.color, filled=True)
         if system in published:
-            hollow = [point for point in published[system].points if point.kind is Kind.PLOTTED]
-            axes.plot(
-                [point.x for point in hollow],
-                [point.y for point in hollow],
-                color=look.color,
-                marker=look.marker,
-                markersize=6,
-                markerfacecolor="none",
-                markeredgewidth=0.7,
-                linestyle="none",
-                zorder=4,
-            )
+            inside = [(point.x, point.y) for point in published[system].points if point.kind is Kind.PLOTTED]
+            style.plot_hollow(axes, inside, look.color, look.marker, size=6)
             _mark_exit(axes, [(point.x, point.y) for point in published[system].points], look.color, filled=False)
     shown = [x for points in measured.values() for x, y in points if y <= 1.1 * TOP_S]
     shown += [p.x for s in measured if s in published for p in published[s].measurements if p.y <= 1.1 * TOP_S]

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import matplotlib
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
@@ -51,7 +52,8 @@ _RC: dict[str, Any] = {
     "hatch.linewidth": 0.4,
     "legend.fontsize": _FONT_PT,
     "legend.frameon": False,
-    "legend.handlelength": 2.4,
+    "legend.handlelength": 2.2,
+    "legend.handletextpad": 0.5,
     "legend.columnspacing": 1.2,
     "savefig.dpi": 200,
     "pdf.fonttype": 42,
@@ -127,6 +129,23 @@ def new_figure(width_in: float, height_in: float, footnote: str = "") -> Figure:
 def hollow(marker: str, label: str = "paper") -> Artist:
     """A legend's entry for published values."""
     return Line2D([], [], color=INK, marker=marker, linestyle="none", markerfacecolor="none", markersize=5, label=label)
+
+
+def plot_hollow(axes: Axes, points: Iterable[tuple[float, float]], color: str, marker: str, size: float = 5) -> None:
+    """Published points: hollow markers, over what was measured."""
+    pairs = list(points)
+    axes.plot(
+        [x for x, _ in pairs],
+        [y for _, y in pairs],
+        color=color,
+        marker=marker,
+        markersize=size,
+        markerfacecolor="none",
+        markeredgewidth=0.7,
+        linestyle="none",
+        clip_on=False,
+        zorder=4,
+    )
 
 
 def save(figure: Figure, folder: Path, stem: str) -> list[Path]:

@@ -138,9 +138,11 @@ def stated(name: str, variant: str = "", *, value: float | None = None, **words:
     Args:
         name: its key.
         variant: which value to take where a field has several, one per panel.
-        value: the plotted number, for claims that state none.
+        value: the plotted number, for claims that state none; five digits of it count.
         words: what stands in the claim's braces.
     """
+    if value is not None:
+        value = float(f"{value:.5g}")
 
     def pick(field: str) -> Any:
         entry = _stated()[name].get(field)

@@ -73,6 +73,15 @@ def root_mean_square(values: Sequence[float]) -> float:
     return math.sqrt(sum(value**2 for value in values) / len(values)) if values else math.nan
 
 
+def slope(points: Iterable[tuple[float, float]]) -> float:
+    """Of the least-squares line through the points; NaN if all have one x."""
+    xs, ys = zip(*points, strict=True)
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((x - mean_x) ** 2 for x in xs)
+    covered = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
+    return covered / spread if spread > 0 else math.nan
+
+
 def interpolate(points: Iterable[tuple[float, float]], x: float) -> float:
     """The value at ``x``, linear between neighbouring points; NaN outside them."""
     curve = sorted(point for point in points if not math.isnan(point[1]))
