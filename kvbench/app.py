@@ -175,12 +175,10 @@ def _figure_module(experiment: str) -> ModuleType | None:
 
 def _draw(figure: ModuleType, results: Results) -> None:
     """Write every figure as PDF, SVG and PNG, and ``claims.csv``."""
-    import matplotlib as mpl
+    from kvbench.figures import style  # brings matplotlib
 
-    mpl.use("Agg")
     for stem, drawing in figure.draw(results).items():
-        for suffix, metadata in (("pdf", {"CreationDate": None}), ("svg", {"Date": None}), ("png", {})):
-            drawing.savefig(results.path / f"{stem}.{suffix}", metadata=metadata)
+        style.save(drawing, results.path, stem)
     claims = figure.claims(results)
     names = [each.name for each in fields_of(Claim)]
     write_csv(results.path / "claims.csv", names, ({name: getattr(claim, name) for name in names} for claim in claims))

@@ -62,20 +62,19 @@ def draw(results: Results) -> dict[str, Figure]:
 
 def _draw_panel(axes: Axes, letter: str, panel: Lengths) -> None:
     workload, title = PANELS[letter]
-    longest = 1.0
+    shown_to = max(float(np.percentile(values, 99.7)) for values in panel.lengths.values())
     for which, values in panel.lengths.items():
         color, marker = LOOKS[which]
         density, edges = np.histogram(values, bins=NUM_BINS, density=True)
-        axes.stairs(density, edges, color=color, linewidth=0.9)
+        axes.stairs(np.where(density > 0, density, np.nan), edges, color=color, linewidth=0.9)
         bars = PAPERS_BARS[workload, which]
         share = bars.counts / bars.counts.sum() / bars.width
         centres = (bars.edges[:-1] + bars.edges[1:]) / 2
-        shown = np.flatnonzero(share)[::4]
-        points = zip(centres[shown].tolist(), share[shown].tolist(), strict=True)
+        some = np.flatnonzero((share > 0) & (centres < shown_to))[:: 4 if workload == "sharegpt" else 2]
+        points = zip(centres[some].tolist(), share[some].tolist(), strict=True)
         style.plot_hollow(axes, points, color, marker, size=3.5)
         axes.axvline(float(values.mean()), color=color, linestyle=(0, (1, 1.5)), linewidth=0.9)
-        longest = max(longest, float(np.percentile(values, 99.9)))
-    axes.set_xlim(0, longest)
+    axes.set_xlim(0, shown_to)
     axes.set_yscale("log")
     axes.set_title(f"({letter}) {title}")
     axes.set_xlabel("Length (tokens)")
