@@ -1,0 +1,148 @@
+"""Directed checks, each the same in every run, where random calls are weak: every size, every hole, long drives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import permutations
+from random import Random
+
+from kvbench.allocators.base import Ability, Allocator
+from kvbench.core import Request
+from kvbench.reservation import Max, OnDemand, Oracle, Pow2, Reservation
+from kvbench.testing.laws import Law
+from kvbench.testing.mistakes import mistakes
+from kvbench.testing.shadow import Shadow, Tracked
+
+Build = Callable[[], Allocator]
+
+
+def every_size(build: Build) -> None:
+    """``can_allocate`` and ``allocate`` in an empty pool, for every size (of a large pool: at its edges)."""
+    shadow = Shadow(build)
+    size, largest, end = shadow.block_size, shadow.fresh.largest_free, shadow.num_slots
+    sizes = set(range(1, end + size + 2)) if end <= 64 else {1, 2, size - 1, size, size + 1, 2 * size}
+    sizes |= {edge + offset for edge in (largest, end) for offset in (-1, 0, 1)}
+    for slots in sorted(sizes - {-1, 0}):
+        for keep in (0, size, end // size * size):
+            shadow.probe(slots, keep)
+
+
+def same_holes(build: Build) -> None:
+    """What is free must not depend on the order in which it was freed: neighbours merge whoever comes first."""
+    for keep_one_in in (2, 3, 4, 1 << 20):
+        usages = set()
+        for order in ("oldest first", "newest first", "shuffled"):
+            shadow = Shadow(build)
+            _fill(shadow)
+            random = Random(keep_one_in)
+            freed = [seq for seq in shadow.live if random.randrange(keep_one_in)]
+            if order == "newest first":
+                freed.reverse()
+            elif order == "shuffled":
+                random.shuffle(freed)
+            for seq in freed:
+                shadow.free(seq)
+            usages.add(shadow.books().largest_free)
+            if len(usages) > 1:
+                shadow.broken(Law.LEAK, f"largest_free is {usages} with the same slots free, freed in another order")
+            shadow.drain(list(shadow.live))
+
+
+def refusals(build: Build) -> None:
+    """Every mistake, in a pool that is empty, used, full, and empty again."""
+    shadow = Shadow(build)
+    for fill in (0, 2, 1 << 20, 0):
+        if not fill:
+            shadow.drain(list(shadow.live))
+        _fill(shadow, fill)
+        for seq in shadow.live:
+            shadow.write(seq, seq.room)
+        for mistake in mistakes(shadow):
+            shadow.refuse(mistake)
+
+
+def growth(build: Build) -> None:
+    """One sequence grows until the pool is full, then two side by side."""
+    shadow = Shadow(build)
+    if Ability.GROW not in shadow.abilities:
+        return
+    for num_seqs in (1, 2):
+        seqs = [seq for _ in range(num_seqs) if (seq := shadow.allocate(1, 1))]
+        ample = shadow.fresh.largest_free >= 4 * shadow.books().used
+        if ample and not shadow.can_append(num_seqs):
+            shadow.broken(Law.CAN_APPEND, f"can_append({num_seqs}) is False, yet three quarters of the slots are free")
+        while shadow.append(seqs):
+            pass
+        shadow.drain(list(shadow.live))
+
+
+def forks(build: Build) -> None:
+    """Three sequences of one family write in every order, or are freed first; then a grandchild."""
+    for length in (1, 2, 3):
+        for writers in permutations(range(3), 2):
+            shadow = Shadow(build)
+            if Ability.FORK not in shadow.abilities:
+                return
+            size = shadow.block_size
+            parent = shadow.allocate(min(length * size // 2 + 1, shadow.fresh.largest_free), 1)
+            if parent is None:
+                return
+            family = [parent, shadow.fork(parent), shadow.fork(parent)]
+            for writer in writers:
+                if shadow.append([family[writer]]):
+                    shadow.write(family[writer], 1)
+            shadow.free(family[writers[0]])
+            for seq in list(shadow.live):
+                if shadow.append([shadow.fork(seq), seq]):
+                    shadow.step()
+            shadow.drain(list(shadow.live))
+
+
+def drives(build: Build) -> None:
+    """A few hundred steps of a small server under each reservation that the allocator can serve."""
+    for reservation in (Max(), Pow2(), Oracle(), OnDemand()):
+        drive(build, reservation)
+
+
+def drive(build: Build, reservation: Reservation, num_steps: int = 250, seed: int = 0) -> None:
+    """Requests come, are granted what the reservation says, grow where it does, fork where they can, and finish.
+
+    Args:
+        build: makes a new allocator.
+        reservation: with one that never grows nobody ever asks again; one that grows is skipped without GROW.
+        num_steps: scheduler steps.
+        seed: of the requests.
+    """
+    shadow = Shadow(build)
+    if reservation.grows and Ability.GROW not in shadow.abilities:
+        return
+    random = Random(seed)
+    longest = max(2, shadow.fresh.largest_free // 2)
+    final_len: dict[Tracked, int] = {}
+    for number in range(num_steps):
+        if random.random() < 0.6:
+            prompt_len = random.randint(1, longest - 1)
+            request = Request(number, 0.0, prompt_len, random.randint(1, longest - prompt_len))
+            slots = max(reservation.slots(request, longest), prompt_len)
+            if slots <= shadow.fresh.largest_free and (seq := shadow.allocate(prompt_len, slots)):
+                final_len[seq] = request.final_len
+        if reservation.grows and Ability.FORK in shadow.abilities and shadow.live and random.random() < 0.2:
+            parent = random.choice(shadow.live)
+            final_len[shadow.fork(parent)] = final_len[parent] + random.randint(0, 3)
+        for seq in list(shadow.live):
+            if len(seq.tokens) >= final_len[seq]:
+                shadow.free(seq)
+        if not reservation.grows and any(not seq.room for seq in shadow.live):
+            shadow.broken(Law.ROOM, "a sequence ran out of the room that was reserved for all of its tokens")
+        shadow.step()
+    shadow.drain(list(shadow.live))
+
+
+def _fill(shadow: Shadow, most: int = 1 << 20) -> None:
+    """Grant small equal pieces (a granule, of a large pool a 32nd) until the pool is full."""
+    piece = max(shadow.block_size, shadow.num_slots // 32)
+    while len(shadow.live) < most and shadow.allocate(1, piece):
+        pass
+
+
+CHECKS: tuple[Callable[[Build], None], ...] = (every_size, same_holes, refusals, growth, forks, drives)

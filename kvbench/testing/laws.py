@@ -1,0 +1,60 @@
+"""What every allocator promises: the laws of the protocol in ``kvbench.allocators.base``, one name each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from kvbench.allocators.base import Ability
+
+
+class Law(Enum):
+    """A promise of the allocator protocol; the value says it in a sentence."""
+
+    PROTOCOL = "it has the protocol's attributes and verbs, and a new pool is wholly free"
+    GRANT = "a grant is at least what was asked for, in whole granules, and slots() lists it"
+    MEMORY = "every token that was written is read back through slots()"
+    EXCLUSIVE = "only fork lets two sequences hold a slot, and nobody writes to a shared one"
+    BOOKS = "usage() sums to the pool, and `used` is what slots() lists, counted once"
+    LARGEST = "largest_free is exactly the largest request that can be granted"
+    FIT = "can_allocate: OK succeeds, LATER not before a free, NEVER not even in an empty pool; `keep` stays free"
+    PURE = "asking changes nothing"
+    ATOMIC = "a call that raises changes nothing"
+    ERRORS = "a mistake or a shortage raises what the protocol says, and nothing else raises"
+    ABILITIES = "what is not declared in `abilities` raises"
+    LEAK = "what was freed can be granted again, in one piece where it was one"
+    DETERMINISM = "the same calls give the same slots, whatever the sequences are called"
+    ROOM = "append gives every sequence the room it answers"
+    CAN_APPEND = "can_append: True means that append succeeds, for fewer sequences too"
+    COPIES = "block copies stay within the pool and can be done in any order"
+    FORK = "fork shares the parent's slots and takes none"
+
+    @property
+    def needs(self) -> Ability:
+        """The ability without which an allocator is not asked."""
+        if self in (Law.ROOM, Law.CAN_APPEND, Law.COPIES):
+            return Ability.GROW
+        return Ability.FORK if self is Law.FORK else Ability.NONE
+
+
+class Broken(AssertionError):
+    """A law that did not hold.
+
+    Attributes:
+        law: which.
+        reason: what was seen and what should have been, in one sentence.
+        calls: what had been called until then, and what the calls answered.
+    """
+
+    def __init__(self, law: Law, reason: str, calls: Sequence[str]) -> None:
+        self.law = law
+        self.reason = reason
+        self.calls = tuple(calls)
+        super().__init__("\n".join([f"{law.name.lower()}: {reason}", *numbered(self.calls)]))
+
+
+def numbered(calls: Sequence[str], most: int = 40) -> list[str]:
+    """Lines ``1. call``; of more than ``most`` calls the last."""
+    skipped = max(0, len(calls) - most)
+    lines = [f"  ... {skipped} calls before"] if skipped else []
+    return lines + [f"{number:4}. {call}" for number, call in enumerate(calls[skipped:], skipped + 1)]

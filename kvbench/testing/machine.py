@@ -1,0 +1,204 @@
+"""The conformance state machine: hypothesis invents calls, the shadow judges them, failures shrink to a few calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from hypothesis import HealthCheck, Phase, Verbosity, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Flaky
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from kvbench.allocators.base import Ability, Allocator
+from kvbench.testing.laws import Broken, Law
+from kvbench.testing.mistakes import mistakes
+from kvbench.testing.shadow import Shadow, Tracked
+
+PICK = st.integers(0, 63)
+# A size within two granules (2), half the pool (1), or the pool and a granule more (0); and which.
+SIZE = st.tuples(st.sampled_from([2, 2, 2, 1, 0]), st.integers(0, 4095))
+ORDER = st.sampled_from(["oldest first", "newest first", "every other"])
+
+
+class AllocatorMachine(RuleBasedStateMachine):
+    """Random calls to one allocator, with every law of ``kvbench.testing.laws`` checked after each.
+
+    Name your allocator in a subclass and give its ``TestCase`` to pytest or unittest::
+
+        class MyMachine(AllocatorMachine):
+            @staticmethod
+            def build() -> Allocator:
+                return MyAllocator(num_slots=61, block_size=4)
+
+        TestMyAllocator = MyMachine.TestCase
+
+    Small pools find more: what matters happens when they are full.
+
+    Attributes:
+        build: makes a new allocator.
+        waived: laws known to be broken; a run ends in silence where one of them breaks.
+    """
+
+    waived: ClassVar[frozenset[Law]] = frozenset()
+
+    @staticmethod
+    def build() -> Allocator:
+        """A new allocator, the same every time."""
+        raise NotImplementedError("AllocatorMachine: say in a subclass which allocator to build")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shadow: Shadow | None = Shadow(self.build)
+        self._order = ""
+
+    @initialize(order=ORDER, held=st.lists(st.tuples(SIZE, SIZE), max_size=6))
+    def start(self, order: str, held: list[tuple[tuple[int, int], tuple[int, int]]]) -> None:
+        """A pool that is in use already, and how it will be emptied."""
+        self._order = order
+        for size, length in held:
+            self.allocate(size, length)
+
+    @rule(size=SIZE, length=SIZE)
+    def allocate(self, size: tuple[int, int], length: tuple[int, int]) -> None:
+        """A new sequence with fewer tokens than the slots it asks for, or as many."""
+        slots = self._scaled(size)
+        self._do(Shadow.allocate, slots - self._scaled(length) % slots, slots)
+
+    @precondition(lambda self: self.has())
+    @rule(seq=PICK, count=st.integers(1, 8))
+    def write(self, seq: int, count: int) -> None:
+        """Some tokens of one sequence."""
+        self._do(Shadow.write, self._pick(seq), count)
+
+    @precondition(lambda self: self.has(Ability.GROW))
+    @rule(seqs=st.lists(PICK, min_size=1, max_size=4))
+    def append(self, seqs: list[int]) -> None:
+        """More room for some sequences."""
+        self._do(Shadow.append, list(dict.fromkeys(self._pick(seq) for seq in seqs)))
+
+    @precondition(lambda self: self.has(Ability.FORK))
+    @rule(seq=PICK, writers=st.lists(st.sampled_from(["parent", "child"]), max_size=2, unique=True))
+    def fork(self, seq: int, writers: list[str]) -> None:
+        """A new sequence that shares another's tokens; one of the two writes on, or both, or none yet."""
+        self._do(_fork, self._pick(seq), writers)
+
+    @precondition(lambda self: self.has())
+    @rule(seq=PICK)
+    def free(self, seq: int) -> None:
+        """A sequence ends."""
+        self._do(Shadow.free, self._pick(seq))
+
+    @precondition(lambda self: self.has())
+    @rule()
+    def step(self) -> None:
+        """One step of a scheduler."""
+        self._do(Shadow.step)
+
+    @rule(size=SIZE, keep=st.integers(0, 5))
+    def probe(self, size: tuple[int, int], keep: int) -> None:
+        """What ``can_allocate`` says, and whether it is so."""
+        if self._shadow:
+            self._do(Shadow.probe, self._scaled(size), keep * self._shadow.block_size)
+
+    @rule(keep=st.integers(0, 1))
+    def probe_largest(self, keep: int) -> None:
+        """The same, of what is said to be the largest grant possible."""
+        if self._shadow:
+            self._do(Shadow.probe_largest, keep * self._shadow.block_size)
+
+    @rule(verb=st.sampled_from(["free", "allocate", "append", "fork"]), index=PICK, full=st.booleans())
+    def mistake(self, verb: str, index: int, full: bool) -> None:
+        """A call that must be refused."""
+        for seq in self._shadow.live if self._shadow and full else ():
+            self._do(Shadow.write, seq, seq.room)
+        self._do(_make_mistake, verb, index)
+
+    def teardown(self) -> None:
+        """In the end everything is freed, in an order drawn at the start."""
+        if self._shadow:
+            live = self._shadow.live
+            self._do(
+                Shadow.drain,
+                {"newest first": live[::-1], "every other": live[::2] + live[1::2]}.get(self._order, live.copy()),
+            )
+
+    def has(self, ability: Ability = Ability.NONE) -> bool:
+        """Whether there is a live sequence, and an allocator that can do this."""
+        return self._shadow is not None and bool(self._shadow.live) and ability in self._shadow.abilities
+
+    def _pick(self, index: int) -> Tracked:
+        assert self._shadow
+        return self._shadow.live[index % len(self._shadow.live)]
+
+    def _scaled(self, size: tuple[int, int]) -> int:
+        """Slots, from 1."""
+        if not self._shadow:
+            return 1
+        scale, number = size
+        pool, granule = self._shadow.num_slots, self._shadow.block_size
+        return 1 + number % (pool + granule, max(1, pool // 2), 2 * granule)[scale]
+
+    def _do(self, verb: Callable[..., object], *args: Any) -> None:
+        shadow = self._shadow
+        if shadow is None:
+            return
+        try:
+            verb(shadow, *args)
+        except Broken as broken:
+            self._shadow = None
+            if broken.law not in self.waived:
+                raise
+
+
+def _fork(shadow: Shadow, parent: Tracked, writers: list[str]) -> None:
+    family = {"parent": parent, "child": shadow.fork(parent)}
+    for writer in writers if Ability.GROW in shadow.abilities else ():
+        if shadow.append([family[writer]]):
+            shadow.write(family[writer], 1)
+
+
+def _make_mistake(shadow: Shadow, verb: str, index: int) -> None:
+    possible = [mistake for mistake in mistakes(shadow) if mistake.verb == verb]
+    shadow.refuse(possible[index % len(possible)])
+
+
+def first_broken(
+    build: Callable[[], Allocator],
+    *,
+    num_examples: int = 100,
+    num_calls: int = 30,
+    shrink: bool = True,
+    waived: frozenset[Law] = frozenset(),
+) -> Broken | None:
+    """Run the machine, always with the same examples; the first law that breaks, or None.
+
+    Args:
+        build: makes a new allocator.
+        num_examples: runs.
+        num_calls: rules of each run.
+        shrink: whether to look for the fewest calls that break it.
+        waived: laws not to report.
+    """
+    machine = type("Machine", (AllocatorMachine,), {"build": staticmethod(build), "waived": waived})
+    phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
+    chosen = settings(
+        max_examples=num_examples,
+        stateful_step_count=num_calls,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=phases,
+        verbosity=Verbosity.quiet,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+        print_blob=False,
+    )
+    try:
+        run_state_machine_as_test(machine, settings=chosen)
+    except Broken as broken:
+        return broken
+    except Flaky as error:
+        reason = f"the same run, repeated, went differently: {str(error).splitlines()[0]}"
+        return Broken(Law.DETERMINISM, reason, ())
+    return None

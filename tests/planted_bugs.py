@@ -1,0 +1,581 @@
+"""Allocators with one bug each, and the laws by which the conformance suite may notice it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass
+from random import Random
+
+from kvbench.allocators.base import Ability, AllocationError, Allocator
+from kvbench.allocators.buddy import Buddy
+from kvbench.allocators.contiguous import Contiguous
+from kvbench.allocators.first_fit import FirstFit
+from kvbench.allocators.paged import Paged
+from kvbench.core import BlockCopy, Fit, Usage
+from kvbench.testing import Law
+
+Seqs = Collection[Hashable]
+Copies = list[BlockCopy]
+
+
+# memory that is lost or given twice
+
+
+class LeakLastBlock(Paged):
+    def free(self, seq: Hashable) -> None:
+        self.tables[seq] = self.tables[seq][:-1] or self.tables[seq]
+        super().free(seq)
+
+
+class LeakForkedFree(Paged):
+    """Blocks that were shared once are never given back."""
+
+    def free(self, seq: Hashable) -> None:
+        table = self.tables[seq]
+        shared = [block for block in table if self.pool.num_holders(block) == 2]
+        super().free(seq)
+        for block in shared:
+            self.pool.shared[block] = 2
+
+
+class DoubleFree(Paged):
+    """Frees a shared block when its first holder goes."""
+
+    def free(self, seq: Hashable) -> None:
+        self.pool.free.extend(block for block in self.tables[seq] if self.pool.shared.pop(block, 0))
+        super().free(seq)
+
+
+class DoubleGrant(Paged):
+    """Leaves the last of several granted blocks in the free list."""
+
+    def allocate(self, seq: Hashable, slots: int) -> int:
+        granted = super().allocate(seq, slots)
+        if len(self.tables[seq]) > 2:
+            self.pool.free.append(self.tables[seq][-1])
+        return granted
+
+
+class OverlappingSlabs(Contiguous):
+    def slots(self, seq: Hashable) -> list[int]:
+        base = self._bases[seq]
+        return [slot - (base > 0) for slot in super().slots(seq)]
+
+
+class SlabFreedTwice(Contiguous):
+    """Forgets that a sequence has gone."""
+
+    def free(self, seq: Hashable) -> None:
+        self._free.append(self._bases[seq])
+
+
+# coalescing
+
+
+class BuddyNeverMerges(Buddy):
+    def free(self, seq: Hashable) -> None:
+        start, order = self._regions.pop(seq)
+        self.heap.free[order][start] = None
+        self.heap.num_free += 1 << order
+
+
+class BuddyMergesOnce(Buddy):
+    def free(self, seq: Hashable) -> None:
+        start, order = self._regions.pop(seq)
+        self.heap.num_free += 1 << order
+        buddy = start ^ 1 << order
+        if order < self.heap.largest_order and buddy in self.heap.free[order]:
+            del self.heap.free[order][buddy]
+            start, order = min(start, buddy), order + 1
+        self.heap.free[order][start] = None
+
+
+class BuddyMergesRight(Buddy):
+    """Merges with the region after it, buddy or not."""
+
+    def free(self, seq: Hashable) -> None:
+        start, order = self._regions.pop(seq)
+        self.heap.num_free += 1 << order
+        while order < self.heap.largest_order and start + (1 << order) in self.heap.free[order]:
+            del self.heap.free[order][start + (1 << order)]
+            order += 1
+        self.heap.free[order][start] = None
+
+
+class FirstFitMergesLeftOnly(FirstFit):
+    def free(self, seq: Hashable) -> None:
+        start, size = self._extents[seq]
+        after = next((hole for hole in self._holes if hole[0] == start + size), None)
+        super().free(seq)
+        if after:
+            index = next(i for i, hole in enumerate(self._holes) if sum(hole) == sum(after))
+            self._holes[index : index + 1] = [(self._holes[index][0], after[0] - self._holes[index][0]), after]
+            self._changed(0)
+
+
+class FirstFitMergesRightOnly(FirstFit):
+    def free(self, seq: Hashable) -> None:
+        start, _ = self._extents[seq]
+        before = next((hole for hole in self._holes if sum(hole) == start), None)
+        super().free(seq)
+        if before:
+            index = next(i for i, hole in enumerate(self._holes) if hole[0] == before[0])
+            self._holes[index : index + 1] = [before, (start, sum(self._holes[index]) - start)]
+            self._changed(0)
+
+
+# errors
+
+
+class AllocateKeepsPart(Paged):
+    """A grant that does not fit keeps what it found."""
+
+    def allocate(self, seq: Hashable, slots: int) -> int:
+        try:
+            return super().allocate(seq, slots)
+        except AllocationError:
+            if self.pool.free:
+                self.pool.free.pop()
+            raise
+
+
+class AppendOneByOne(Paged):
+    """Grants as many as it can, then raises."""
+
+    def append(self, seqs: Seqs, copies: Copies) -> int:
+        return min(Paged.append(self, [seq], copies) for seq in seqs)
+
+
+class ErrorReordersFreeList(Paged):
+    """Invisible at first: the blocks of a failed call come back in another order."""
+
+    def allocate(self, seq: Hashable, slots: int) -> int:
+        try:
+            return super().allocate(seq, slots)
+        except AllocationError:
+            self.pool.free.reverse()
+            raise
+
+
+class ErrorLeavesCopies(Paged):
+    def append(self, seqs: Seqs, copies: Copies) -> int:
+        if len(seqs) > len(self.pool.free):
+            copies.append(BlockCopy(0, self.block_size, 1))
+        return super().append(seqs, copies)
+
+
+class ForgivesDoubleFree(Paged):
+    def free(self, seq: Hashable) -> None:
+        if seq in self.tables:
+            super().free(seq)
+
+
+class ReplacesOnSecondAllocate(Paged):
+    def allocate(self, seq: Hashable, slots: int) -> int:
+        if seq in self.tables:
+            self.free(seq)
+        return super().allocate(seq, slots)
+
+
+class UntypedShortage(FirstFit):
+    def allocate(self, seq: Hashable, slots: int) -> int:
+        try:
+            return super().allocate(seq, slots)
+        except AllocationError as short:
+            raise MemoryError(str(short)) from None
+
+
+class ShortageTooSmall(Paged):
+    def allocate(self, seq: Hashable, slots: int) -> int:
+        try:
+            return super().allocate(seq, slots)
+        except AllocationError as short:
+            raise AllocationError(short.shortage // self.block_size) from None
+
+
+# copy-on-write
+
+
+class ForkForgetsLastHolder(Paged):
+    """The reference count of the last shared block is one too low."""
+
+    def fork(self, parent: Hashable, child: Hashable, length: int) -> None:
+        super().fork(parent, child, length)
+        last = self.tables[child][-1]
+        if self.pool.shared[last] == 2:
+            del self.pool.shared[last]
+        else:
+            self.pool.shared[last] -= 1
+
+
+class ThirdHolderNotCounted(Paged):
+    """Whether a block is shared is remembered, but not by how many."""
+
+    def fork(self, parent: Hashable, child: Hashable, length: int) -> None:
+        super().fork(parent, child, length)
+        self.pool.shared = dict.fromkeys(self.pool.shared, 2)
+
+
+class ForkSharesTable(Paged):
+    """Parent and child have one list for a block table."""
+
+    def fork(self, parent: Hashable, child: Hashable, length: int) -> None:
+        super().fork(parent, child, length)
+        if self.tables[child] == self.tables[parent]:
+            self.tables[child] = self.tables[parent]
+
+
+class ForkTakesBlocks(Paged):
+    """The child gets blocks of its own, and nothing in them."""
+
+    def fork(self, parent: Hashable, child: Hashable, length: int) -> None:
+        super().fork(parent, child, length)
+        self.free(child)
+        self.allocate(child, length)
+
+
+class NoCopyOnWrite(Paged):
+    """Writes into the shared block."""
+
+    def append(self, seqs: Seqs, copies: Copies) -> int:
+        shared, self.pool.shared = self.pool.shared, {}
+        try:
+            return super().append(seqs, copies)
+        finally:
+            self.pool.shared = shared
+
+
+class ParentWritesInPlace(Paged):
+    """Only the child knows that it has to copy."""
+
+    def fork(self, parent: Hashable, child: Hashable, length: int) -> None:
+        super().fork(parent, child, length)
+        del self._lens[parent]
+
+
+class CopyNotReported(Paged):
+    def append(self, seqs: Seqs, copies: Copies) -> int:
+        return super().append(seqs, [])
+
+
+class CopyReversed(Paged):
+    def append(self, seqs: Seqs, copies: Copies) -> int:
+        done: Copies = []
+        room = super().append(seqs, done)
+        copies.extend(BlockCopy(copy.dst, copy.src, copy.num_slots) for copy in done)
+        return room
+
+
+class CopyOfWrongBlock(Paged):
+    """The first block instead of the last."""
+
+    def append(self, seqs: Seqs, copies: Copies) -> int:
+        first = {table[-1]: table[0] for seq in seqs if (table := self.tables.get(seq))}
+        size = self.block_size
+        done: Copies = []
+        room = super().append(seqs, done)
+        copies.extend(BlockCopy(first[copy.src // size] * size, copy.dst, copy.num_slots) for copy in done)
+        return room
+
+
+class CopyOneSlotShort(Paged):
+    def append(self, seqs: Seqs, copies: Copies) -> int:
+        done: Copies = []
+        room = super().append(seqs, done)
+        copies.extend(BlockCopy(copy.src, copy.dst, max(1, copy.num_slots - 1)) for copy in done)
+        return room
+
+
+class CopyLeavesThePool(Paged):
+    def append(self, seqs: Seqs, copies: Copies) -> int:
+        done: Copies = []
+        room = super().append(seqs, done)
+        copies.extend(BlockCopy(copy.src, copy.dst + self.num_slots, copy.num_slots) for copy in done)
+        return room
+
+
+class CopiesReplaced(Paged):
+    """Forgets the work that an earlier call asked for."""
+
+    def append(self, seqs: Seqs, copies: Copies) -> int:
+        copies.clear()
+        return super().append(seqs, copies)
+
+
+# answers
+
+
+class UsageCountsSharedTwice(Paged):
+    def usage(self) -> Usage:
+        used = sum(map(len, self.tables.values())) * self.block_size
+        return Usage(used, self.num_slots - used, len(self.pool.free) * self.block_size)
+
+
+class UsageForgetsTheRest(Paged):
+    """The slots beyond the last whole block are neither used nor free."""
+
+    def usage(self) -> Usage:
+        books = super().usage()
+        return Usage(books.used, books.free - self.num_slots % self.block_size, books.largest_free)
+
+
+class LargestIsAllThatIsFree(FirstFit):
+    def usage(self) -> Usage:
+        books = super().usage()
+        return Usage(books.used, books.free, self._free)
+
+
+class FitIgnoresHoles(FirstFit):
+    """Enough slots are free, but not side by side."""
+
+    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+        size = self._rounded(slots)
+        if size + keep > self._end:
+            return Fit.NEVER
+        return Fit.OK if size + keep <= self._free else Fit.LATER
+
+
+class FitIgnoresKeep(Paged):
+    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+        return super().can_allocate(slots)
+
+
+class NeverTooEarly(Paged):
+    """A request for the whole pool is refused for ever."""
+
+    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+        need = -(-slots // self.block_size) + keep // self.block_size
+        return Fit.NEVER if need >= self.pool.num_blocks else super().can_allocate(slots, keep)
+
+
+class NeverInsteadOfLater(Buddy):
+    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+        fit = super().can_allocate(slots, keep)
+        return Fit.NEVER if fit is Fit.LATER and self.heap.num_free == 0 else fit
+
+
+class LaterInsteadOfNever(Contiguous):
+    """A scheduler would wait for ever."""
+
+    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+        fit = super().can_allocate(slots, keep)
+        return Fit.LATER if fit is Fit.NEVER else fit
+
+
+class LaterWhereItFits(Buddy):
+    """Wants a larger region than it needs."""
+
+    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+        fit = super().can_allocate(slots, keep)
+        if fit is Fit.OK and self._order(slots) == self.heap.largest_free_order() < self.heap.largest_order:
+            return Fit.LATER
+        return fit
+
+
+class AskingTakesABlock(Paged):
+    """Sets a block aside for whoever asked."""
+
+    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+        fit = super().can_allocate(slots, keep)
+        if fit is Fit.LATER and self.pool.free:
+            self.pool.free.pop()
+        return fit
+
+
+class AskingReordersFreeList(Paged):
+    """Invisible at first."""
+
+    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+        fit = super().can_allocate(slots, keep)
+        if fit is Fit.LATER and self.pool.free:
+            self.pool.free.insert(0, self.pool.free.pop())
+        return fit
+
+
+class CanAppendAlways(Paged):
+    def can_append(self, num_seqs: int) -> bool:
+        return True
+
+
+class CanAppendCountsSequencesAsBlocks(Paged):
+    """One free block for all of them."""
+
+    def can_append(self, num_seqs: int) -> bool:
+        return not num_seqs or bool(self.pool.free)
+
+
+class CanAppendNever(Paged):
+    def can_append(self, num_seqs: int) -> bool:
+        return False
+
+
+class RoomTooLarge(Paged):
+    def append(self, seqs: Seqs, copies: Copies) -> int:
+        return super().append(seqs, copies) + 1
+
+
+class RoomOfTheLuckiest(Paged):
+    """The largest room of the sequences instead of the smallest."""
+
+    def append(self, seqs: Seqs, copies: Copies) -> int:
+        super().append(seqs, copies)
+        return self.block_size
+
+
+class RoomForgotten(Paged):
+    def append(self, seqs: Seqs, copies: Copies) -> int:
+        return super().append(seqs, copies) * 0
+
+
+class GrantsWhatIsLeft(Paged):
+    """Rounds down where it should round up."""
+
+    def allocate(self, seq: Hashable, slots: int) -> int:
+        size = self.block_size
+        return super().allocate(seq, slots - slots % size if slots > 2 * size else slots)
+
+
+class GrantNotListed(FirstFit):
+    def slots(self, seq: Hashable) -> list[int]:
+        return super().slots(seq)[:-1] or super().slots(seq)
+
+
+class SortedTable(Paged):
+    """slots() in order of address, not of the tokens."""
+
+    def slots(self, seq: Hashable) -> list[int]:
+        return sorted(super().slots(seq))
+
+
+class NewBlockFirst(Paged):
+    def append(self, seqs: Seqs, copies: Copies) -> int:
+        old = {seq: len(self.tables[seq]) for seq in seqs if seq in self.tables}
+        room = super().append(seqs, copies)
+        for seq, num_blocks in old.items():
+            table = self.tables[seq]
+            if len(table) > num_blocks > 2:
+                table.insert(0, table.pop())
+        return room
+
+
+class MovesWithoutCopy(FirstFit):
+    """Compacts its extents when one is freed, and tells nobody."""
+
+    def free(self, seq: Hashable) -> None:
+        super().free(seq)
+        start = 0
+        for other, (_, size) in list(self._extents.items()):
+            self._extents[other] = (start, size)
+            start += size
+        self._holes = [(start, self._end - start)] if start < self._end else []
+        self._changed(0)
+
+
+class RandomBlocks(Paged):
+    random = Random(0)
+
+    def allocate(self, seq: Hashable, slots: int) -> int:
+        self.random.shuffle(self.pool.free)
+        return super().allocate(seq, slots)
+
+
+class SetOrder(Paged):
+    """Serves sequences in the order of their hashes."""
+
+    def append(self, seqs: Seqs, copies: Copies) -> int:
+        return super().append(set(seqs), copies)
+
+
+class UndeclaredGrowth(Paged):
+    def __init__(self, num_slots: int, block_size: int) -> None:
+        super().__init__(num_slots, block_size)
+        self.abilities = Ability.ANY_SIZE | Ability.FORK
+
+
+class DeclaredGrowth(Buddy):
+    abilities = Ability.ANY_SIZE | Ability.GROW
+
+
+class AnySizeNotDeclared(FirstFit):
+    abilities = Ability.NONE
+
+
+class NewPoolNotFree(Paged):
+    def __init__(self, num_slots: int, block_size: int) -> None:
+        super().__init__(num_slots, block_size)
+        self.pool.free.pop()
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """A buggy allocator, the laws that it may break first, and whether only a directed check can notice."""
+
+    kind: type[Buddy | Contiguous | FirstFit | Paged]
+    laws: tuple[Law, ...]
+    directed: bool = False
+
+    def build(self) -> Allocator:
+        return self.kind(34, 4)
+
+
+BUGS = [
+    Bug(LeakLastBlock, (Law.BOOKS,)),
+    Bug(LeakForkedFree, (Law.BOOKS,)),
+    Bug(DoubleFree, (Law.BOOKS, Law.EXCLUSIVE)),
+    Bug(DoubleGrant, (Law.BOOKS,)),
+    Bug(OverlappingSlabs, (Law.EXCLUSIVE,)),
+    Bug(SlabFreedTwice, (Law.BOOKS,)),
+    Bug(BuddyNeverMerges, (Law.LEAK,)),
+    Bug(BuddyMergesOnce, (Law.LEAK,)),
+    Bug(BuddyMergesRight, (Law.LEAK,)),
+    Bug(FirstFitMergesLeftOnly, (Law.LEAK,)),
+    Bug(FirstFitMergesRightOnly, (Law.LEAK,)),
+    Bug(AllocateKeepsPart, (Law.ATOMIC,)),
+    Bug(AppendOneByOne, (Law.ATOMIC, Law.DETERMINISM)),
+    Bug(ErrorReordersFreeList, (Law.DETERMINISM,)),
+    Bug(ErrorLeavesCopies, (Law.ATOMIC,)),
+    Bug(ForgivesDoubleFree, (Law.ERRORS,)),
+    Bug(ReplacesOnSecondAllocate, (Law.ERRORS,)),
+    Bug(UntypedShortage, (Law.ERRORS,)),
+    Bug(ShortageTooSmall, (Law.ERRORS,)),
+    Bug(ForkForgetsLastHolder, (Law.BOOKS, Law.EXCLUSIVE)),
+    Bug(ThirdHolderNotCounted, (Law.BOOKS, Law.EXCLUSIVE)),
+    Bug(ForkSharesTable, (Law.BOOKS, Law.EXCLUSIVE, Law.MEMORY)),
+    Bug(NoCopyOnWrite, (Law.EXCLUSIVE,)),
+    Bug(ParentWritesInPlace, (Law.EXCLUSIVE,)),
+    Bug(CopyNotReported, (Law.MEMORY,)),
+    Bug(CopyReversed, (Law.MEMORY, Law.COPIES)),
+    Bug(CopyOfWrongBlock, (Law.MEMORY, Law.COPIES)),
+    Bug(CopyOneSlotShort, (Law.MEMORY,)),
+    Bug(CopyLeavesThePool, (Law.COPIES,)),
+    Bug(CopiesReplaced, (Law.COPIES, Law.ATOMIC)),
+    Bug(ForkTakesBlocks, (Law.FORK,)),
+    Bug(UsageCountsSharedTwice, (Law.BOOKS, Law.FORK)),
+    Bug(UsageForgetsTheRest, (Law.PROTOCOL,)),
+    Bug(LargestIsAllThatIsFree, (Law.LARGEST,)),
+    Bug(FitIgnoresHoles, (Law.LARGEST, Law.FIT)),
+    Bug(FitIgnoresKeep, (Law.FIT,)),
+    Bug(NeverTooEarly, (Law.LARGEST, Law.FIT)),
+    Bug(NeverInsteadOfLater, (Law.FIT,)),
+    Bug(LaterInsteadOfNever, (Law.FIT,)),
+    Bug(LaterWhereItFits, (Law.LARGEST, Law.FIT)),
+    Bug(AskingTakesABlock, (Law.PURE,)),
+    Bug(AskingReordersFreeList, (Law.DETERMINISM,)),
+    Bug(CanAppendAlways, (Law.CAN_APPEND,)),
+    Bug(CanAppendCountsSequencesAsBlocks, (Law.CAN_APPEND,)),
+    Bug(CanAppendNever, (Law.CAN_APPEND,), directed=True),
+    Bug(RoomTooLarge, (Law.ROOM,)),
+    Bug(RoomOfTheLuckiest, (Law.ROOM,)),
+    Bug(RoomForgotten, (Law.ROOM,)),
+    Bug(GrantsWhatIsLeft, (Law.GRANT, Law.FIT)),
+    Bug(GrantNotListed, (Law.GRANT,)),
+    Bug(SortedTable, (Law.MEMORY, Law.FORK)),
+    Bug(NewBlockFirst, (Law.MEMORY,)),
+    Bug(MovesWithoutCopy, (Law.MEMORY,)),
+    Bug(RandomBlocks, (Law.DETERMINISM,)),
+    Bug(SetOrder, (Law.DETERMINISM,)),
+    Bug(AnySizeNotDeclared, (Law.GRANT,)),
+    Bug(UndeclaredGrowth, (Law.ABILITIES,)),
+    Bug(DeclaredGrowth, (Law.CAN_APPEND,), directed=True),
+    Bug(NewPoolNotFree, (Law.PROTOCOL,)),
+]
