@@ -69,7 +69,7 @@ def table(results: Results) -> str | None:
     for system, look in style.looks(systems(summary)).items():
         found = segments(select(summary, system=system))
         for name, papers in published()["fig2"]["pct"].get(system, dict.fromkeys(PARTS)).items():
-            cells = ("-" if number is None else f"{number:.1f}" for number in (found[name], papers))
+            cells = ("-" if number is None else f"{number:.2f}" for number in (found[name], papers))
             rows.append((look.label, LABELS[name], *cells))
     return aligned([("system", "% of the pool", way(summary), "paper"), *rows], left=2) if rows else None
 

@@ -9,7 +9,7 @@ from statistics import median
 from matplotlib.figure import Figure
 
 from kvbench.figures import latency, style
-from kvbench.figures.frames import footnote, systems, way
+from kvbench.figures.frames import footnote, select, systems, way
 from kvbench.figures.rates import PanelRates
 from kvbench.figures.terminal import aligned
 from kvbench.paper.claims import Claim, stated
@@ -121,4 +121,8 @@ def _over_panels(
 
 
 def _panels(results: Results) -> dict[str, PanelRates]:
-    return {letter: PanelRates(letter, condition, results) for letter, condition in latency_panels().items()}
+    summary = results.summary
+    return {
+        letter: PanelRates(letter, condition, results, select(summary, panel=letter))
+        for letter, condition in latency_panels().items()
+    }

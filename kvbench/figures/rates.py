@@ -6,8 +6,10 @@ A rate that a curve does not reach is known as an interval only; such an interva
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+
+import pandas as pd
 
 from kvbench.figures.frames import Pairs, curve, difference, select, systems
 from kvbench.figures.style import SYSTEMS
@@ -19,8 +21,13 @@ from kvbench.results import Results
 Interval = tuple[float, float]
 LATENCY = "normalized_latency_mean_s"
 PAPERS_ARRIVALS = "kvbench.workloads.arrivals.Paper"
-PAPERS_PAIRS = {"sharegpt": "ShareGPT pairs of the authors' artifact"}
-"""Sources whose requests are the paper's own, where they are public; in other data sets any source stands in."""
+PAPERS_PAIRS = {
+    "sharegpt": "ShareGPT pairs of the authors' artifact",
+    "alpaca": "Alpaca pairs of the authors' artifact",
+}
+"""Workload -> the source whose lengths are the paper's own."""
+PUBLIC = ("sharegpt",)
+"""Those of them that anybody can have; of the others only stand-ins can be compared."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +37,20 @@ class PanelRates:
     Attributes:
         letter: of the panel.
         condition: the paper's.
-        results: the run's; rows of other panels are not looked at.
+        results: the run's.
+        rows: those of this panel.
     """
 
     letter: str
     condition: LatencyPanel
     results: Results
+    rows: pd.DataFrame
 
     @cached_property
     def curves(self) -> dict[str, Pairs]:
         """System -> (rate, latency), for every system that was run here."""
-        rows = select(self.results.summary, panel=self.letter)
-        found = {system: curve(select(rows, system=system), "request_rate", LATENCY) for system in systems(rows)}
+        names = systems(self.rows)
+        found = {system: curve(select(self.rows, system=system), "request_rate", LATENCY) for system in names}
         return {system: points for system, points in found.items() if points}
 
     @cached_property
@@ -63,7 +72,7 @@ class PanelRates:
         return next((reason for name in names if (reason := self.obstacles.get(name))), None)
 
     def _obstacle(self, system: str) -> str | None:
-        rows = select(self.results.summary, panel=self.letter, system=system)
+        rows = select(self.rows, system=system)
         condition, memory = self.condition, published()["table1"]["models"][self.condition.model]
         slabs = system == "fastertransformer"
         wrong = difference(
@@ -83,16 +92,19 @@ class PanelRates:
         return f"no result at {', '.join(f'{rate:g}' for rate in sorted(lacking))} requests/s" if lacking else None
 
     @cached_property
+    def stand_in(self) -> str | None:
+        """Where the lengths come from, if they are not the paper's own."""
+        sources = sorted(set(self.rows["workload_source"].dropna()))
+        return None if sources == [PAPERS_PAIRS[self.condition.workload]] else f"lengths: {', '.join(sources)}"
+
+    @cached_property
     def other_trace(self) -> str | None:
         """Why the run's requests are not the paper's very requests, if so."""
-        rows = select(self.results.summary, panel=self.letter)
-        pairs = PAPERS_PAIRS.get(self.condition.workload)
-        sources = sorted(set(rows["workload_source"].dropna()))
-        if pairs is not None and sources != [pairs]:
-            return f"one trace against another: lengths are {', '.join(sources)}"
-        if (rows["seed"] != 0).any():
+        if self.stand_in is not None and self.condition.workload in PUBLIC:
+            return f"one trace against another: {self.stand_in}"
+        if (self.rows["seed"] != 0).any():
             return "one trace against another: seed is not 0"
-        arrivals = self.results.config(rows.iloc[0])["workload"].get("arrivals", {}).get("_target_")
+        arrivals = self.results.config(self.rows.iloc[0])["workload"].get("arrivals", {}).get("_target_")
         return None if arrivals == PAPERS_ARRIVALS else f"one trace against another: arrivals are {arrivals}"
 
     def rate(self, system: str) -> Interval | None:
@@ -118,10 +130,16 @@ class PanelRates:
             lacking = [SYSTEMS[name].label for name in names if name not in self.curves]
             return statement.judge(None, missing=f"no result of {' and '.join(lacking)} in panel {self.letter}")
         if found[0] == found[1]:
-            return statement.judge(found[0], obstacle=obstacle)
-        open_ended = [SYSTEMS[name].label for name in names if self.crossings[name].rate is None]
-        missing = f"{' and '.join(open_ended)} does not reach the threshold between the rates that were run"
-        return statement.judge(None, interval=found, missing=missing, obstacle=obstacle)
+            return self._noted(statement.judge(found[0], obstacle=obstacle))
+        reach = [f"{SYSTEMS[name].label} {self.crossings[name]}" for name in names if self.crossings[name].rate is None]
+        missing = f"no crossing between the rates that were run: {', '.join(reach)} requests/s"
+        return self._noted(statement.judge(None, interval=found, missing=missing, obstacle=obstacle))
+
+    def _noted(self, claim: Claim) -> Claim:
+        """With the source of the lengths, if that is not the paper's and not said already."""
+        if self.stand_in is None or self.stand_in in claim.note:
+            return claim
+        return replace(claim, note="; ".join(part for part in (claim.note, self.stand_in) if part))
 
     def distance_claims(self) -> list[Claim]:
         """Root mean square of ln(measured / published), for each curve and for Orca and vLLM together.
@@ -145,7 +163,7 @@ class PanelRates:
             ratios = log_ratios(dict(self.curves[system]), expected)
             together += [] if slabs else ratios
             obstacle = self.obstacle(system) or self.other_trace
-            claims.append(statement.judge(root_mean_square(ratios), obstacle=obstacle))
+            claims.append(self._noted(statement.judge(root_mean_square(ratios), obstacle=obstacle)))
         names = [system for system in self.condition.curves if system != "fastertransformer"]
         label = "Orca (Max, Pow2, Oracle) and vLLM together"
         statement = stated("curve_rms", self.letter, panel=self.letter, system=label)
@@ -153,7 +171,7 @@ class PanelRates:
             claims.append(self.judge(statement, None, *names))
         else:
             obstacle = self.obstacle(*names) or self.other_trace
-            claims.append(statement.judge(root_mean_square(together), obstacle=obstacle))
+            claims.append(self._noted(statement.judge(root_mean_square(together), obstacle=obstacle)))
         return claims
 
     def rate_claims(self) -> list[Claim]:
