@@ -96,7 +96,7 @@ def plan(composer: Composer, typed: list[list[Setting]]) -> Plan:
     executor: dict[str, Any] = {}
     keeps_steps = real_clock = False
     name, results_dir = None, ""
-    for settings in expanded:
+    for settings in tqdm(expanded, "planning", unit="point", leave=False, delay=1, disable=None):
         try:
             resolved = composer.resolve(settings)
             common, executor = resolved.common, resolved.executor

@@ -104,12 +104,13 @@ def test_a_model_that_does_not_fit_is_refused_with_the_numbers() -> None:
 
 
 def test_wrong_keys_and_types_are_refused() -> None:
-    config = {"model": load("model", "opt_13b"), "hardware": load("hardware", "h200"), "kv_cache_bytes": None}
+    shapes, gpu = load("model", "opt_13b"), load("hardware", "h200")
+    config: dict[str, Any] = {"model": shapes, "hardware": gpu, "kv_cache_bytes": None}
     assert capacity_of(config).source == "computed"
     with pytest.raises(KvbenchError, match=r"hardware\.num_gpu does not exist.*did you mean num_gpus"):
-        capacity_of({**config, "hardware": {**config["hardware"], "num_gpu": 1}})
+        capacity_of({**config, "hardware": {**gpu, "num_gpu": 1}})
     with pytest.raises(KvbenchError, match=r"model\.num_layers='many' is not a whole number"):
-        capacity_of({**config, "model": {**config["model"], "num_layers": "many"}})
+        capacity_of({**config, "model": {**shapes, "num_layers": "many"}})
     with pytest.raises(KvbenchError, match="kv_cache_bytes='12 GB' is no number"):
         capacity_of({**config, "kv_cache_bytes": "12 GB"})
 

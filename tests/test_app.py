@@ -1,0 +1,283 @@
+"""The command line, from what is typed to what lies in the results folder."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from kvbench import __version__
+from kvbench.app import main
+from kvbench.composition import CONF, groups
+from kvbench.results import Results
+
+ROOT = CONF.parent
+FAST = ["workload=fixed", "workload.num_requests=5", "executor=serial"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KVBENCH_DATA_DIR", str(tmp_path / "nothing"))
+
+
+def said(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that must succeed; returns what it prints."""
+    assert main(command) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def start(*command: str) -> subprocess.Popen[str]:
+    """Start kvbench in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "kvbench", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def rows(folder: str) -> list[dict[str, str]]:
+    """``summary.csv`` without what differs from run to run."""
+    with Path(folder, "summary.csv").open(encoding="utf-8") as file:
+        return [{**row, "wall_s": ""} for row in csv.DictReader(file)]
+
+
+def finished(folder: str) -> list[Path]:
+    return sorted(Path(folder, "points").glob("*/summary.json"))
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def workers(parent: int) -> list[psutil.Process]:
+    """Worker processes of a command, without what else it starts."""
+    try:
+        children = psutil.Process(parent).children()
+        return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    except psutil.Error:
+        return []
+
+
+def test_help_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(["--help"], capsys)
+    for options in groups().values():
+        for option in options:
+            assert option in text
+    for key in ("results_dir", "kv_cache_bytes", "repeats", "--cfg", "-m"):
+        assert key in text
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(["--version"], capsys) == f"kvbench {__version__}\n"
+
+
+@pytest.mark.parametrize("flag", [["--cfg"], ["--cfg", "job"], ["--cfg=job"], ["-c", "job"]])
+def test_cfg_prints_the_resolved_point_and_runs_nothing(flag: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    content = yaml.safe_load(said([*flag, "system=orca_max", *FAST], capsys))
+    assert content["system"] == "orca_max"
+    assert content["scheduler"]["max_num_seqs"] == 256
+    assert not list(Path().iterdir())
+
+
+def test_cfg_of_many_points_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "# the first of 2 points" in said(["--cfg", "-m", "system=vllm,orca_max", *FAST], capsys)
+
+
+def test_one_point(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(FAST, capsys)
+    assert "KV cache 12.00 GiB (Table 1 of the paper): 15,728 slots" in text
+    assert "All numbers below are simulated. Lengths: " in text
+    assert "vllm, opt_13b on a100_40gb, fixed at 1 requests/s" in text
+    assert "s/token" in text
+    assert "Results: results/adhoc" in text
+    assert {path.name for path in Path("results/adhoc").iterdir()} == {"points", "summary.csv"}
+    assert {path.name for path in Path().iterdir()} == {"results"}  # no outputs/, no .hydra/
+    assert "Finished before: 1 of 1 points." in said(FAST, capsys)
+
+
+def test_a_sweep_prints_what_tells_its_points_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(["-m", "system=vllm,orca_max", "workload.request_rate=1,2", *FAST], capsys)
+    head, *lines = [line for line in text.splitlines() if line.startswith(("system", "vllm ", "orca_max "))]
+    assert head.split()[:2] == ["system", "request_rate"]
+    assert [line.split()[:2] for line in lines] == [
+        ["vllm", "1"], ["vllm", "2"], ["orca_max", "1"], ["orca_max", "2"],
+    ]  # fmt: skip
+    assert "hardware" not in head
+    assert len(rows("results/adhoc")) == 4
+
+
+def test_a_long_table_is_cut(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvbench.app._MAX_ROWS", 1)
+    assert "... and 2 more in summary.csv" in said(["-m", "workload.request_rate=1,2,3", *FAST], capsys)
+
+
+def test_an_experiment_is_drawn_and_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    quick = ["workload.duration_s=20", "executor=serial", "name=quick"]
+    text = said(["+experiment=fig_throughput", "panel=a", "system=vllm", "workload.request_rate=1", *quick], capsys)
+    assert "All numbers below are simulated. Lengths: ShareGPT, drawn from the paper's histogram." in text
+    folder = Path("results/quick")
+    for suffix in ("pdf", "svg", "png"):
+        assert (folder / f"fig_throughput.{suffix}").stat().st_size > 1000
+    with (folder / "claims.csv").open(encoding="utf-8") as file:
+        claims = list(csv.DictReader(file))
+    assert list(claims[0]) == [
+        "claim", "figure", "paper_low", "paper_high", "measured", "ci_low", "ci_high", "unit", "tolerance", "verdict",
+        "note",
+    ]  # fmt: skip
+    assert {claim["verdict"] for claim in claims} <= {"reproduced", "not reproduced", "not comparable", "not run"}
+    assert Results(folder).summary["experiment"].tolist() == ["fig_throughput"]
+
+
+def test_smoke_runs_every_system(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(["+experiment=smoke", "executor=serial", "workload.duration_s=60"], capsys)
+    for system in groups()["system"]:
+        assert system in text
+    assert {row["system"] for row in rows("results/smoke")} == set(groups()["system"])
+
+
+def test_failures_are_told_and_the_rest_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("good.csv").write_text("arrival,prompt,output\n0,5,5\n")
+    Path("bad.csv").write_text("arrival,prompt,output\n0,5,0\n")
+    command = ["-m", "workload=trace", "workload.path=good.csv,bad.csv", "executor=serial"]
+    assert main(command) == 1
+    captured = capsys.readouterr()
+    assert len(captured.err.splitlines()) == 1
+    assert "bad.csv" in captured.err
+    assert "Results: results/adhoc" in captured.out
+    assert len(rows("results/adhoc")) == 1
+
+
+def test_a_bug_in_a_point_says_where_its_traceback_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvbench.point.serve", lambda *_: 1 // 0)
+    assert main(FAST) == 1
+    error = capsys.readouterr().err
+    assert "ZeroDivisionError" in error
+    assert "error.json" in error
+    assert (Path("results/adhoc/summary.csv").read_text()).count("\n") == 1
+
+
+MINE = """
+from kvbench.allocators.paged import Paged
+
+class Mine(Paged):
+    def __init__(self, num_slots, block_size=16, *, copy_on_write=True, spare=0):
+        super().__init__(num_slots, block_size, copy_on_write=copy_on_write)
+        self.spare = spare
+"""
+
+
+def test_a_user_s_own_allocator_runs_also_in_workers() -> None:
+    Path("my_allocator.py").write_text(MINE)
+    command = [
+        "-m",
+        "allocator._target_=my_allocator.Mine",
+        "+allocator.spare=3",
+        "workload.request_rate=1,2",
+        *FAST[:2],
+    ]
+    process = start(*command, "executor.num_workers=2")
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (0, "")
+    assert [row["allocator"] for row in rows("results/adhoc")] == ["my_allocator.Mine"] * 2
+    assert rows("results/adhoc")[0]["system"] == "vllm[allocator=my_allocator.Mine,allocator.spare=3]"
+
+
+def test_the_scripts_are_the_experiments() -> None:
+    script = ROOT / "experiments" / "smoke.py"
+    quick = ["system=vllm", "workload.duration_s=5", "executor=serial"]
+    done = subprocess.run([sys.executable, script, *quick], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [row["experiment"] for row in rows("results/smoke")] == ["smoke", "smoke"]
+
+
+def test_changed_sources_are_never_answered_from_old_results(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    for part in ("kvbench", "conf"):
+        shutil.copytree(ROOT / part, clone / part, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def run() -> str:
+        command = [sys.executable, "-m", "kvbench", *FAST, f"results_dir={tmp_path / 'out'}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd=clone)
+        return done.stdout
+
+    assert "Finished before" not in run()
+    assert "Finished before: 1 of 1" in run()
+    source = clone / "kvbench" / "runners" / "simulated.py"
+    source.write_text(source.read_text(encoding="utf-8").replace("ms / 1e3", "ms / 1e2"), encoding="utf-8")
+    assert "Finished before" not in run()
+    assert len(finished(str(tmp_path / "out" / "adhoc"))) == 2
+
+
+# Six points of about half a second each.
+SWEEP = ["-m", "workload.request_rate=1.5,1.51,1.52,1.53,1.54,1.55", "workload.duration_s=2000", "records=summary"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """The rows of the sweep when nothing happens to it."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert main([*SWEEP, "executor=serial", f"results_dir={folder}", f"data_dir={folder}/nothing"]) == 0
+    return rows(str(folder / "adhoc"))
+
+
+@pytest.mark.slow
+def test_a_killed_worker_changes_nothing(undisturbed: list[dict[str, str]]) -> None:
+    process = start(*SWEEP, "executor.num_workers=2")
+    wait_for(lambda: finished("results/adhoc"))
+    workers(process.pid)[0].kill()
+    _, error = process.communicate(timeout=120)
+    assert (process.returncode, error) == (0, "")
+    assert rows("results/adhoc") == undisturbed
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_is_resumed(undisturbed: list[dict[str, str]]) -> None:
+    process = start(*SWEEP, "executor.num_workers=2")
+    wait_for(lambda: finished("results/adhoc"))
+    left_alone = workers(process.pid)
+    process.kill()
+    process.communicate()
+    assert left_alone
+    wait_for(lambda: not any(worker.is_running() for worker in left_alone), 10)
+    kept = {path: path.stat().st_mtime_ns for path in finished("results/adhoc")}
+    assert 0 < len(kept) < 6
+    assert not Path("results/adhoc/summary.csv").exists()
+    again = start(*SWEEP, "executor.num_workers=2")
+    output, _ = again.communicate(timeout=120)
+    assert again.returncode == 0
+    assert f"Finished before: {len(kept)} of 6 points." in output
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert rows("results/adhoc") == undisturbed
+    assert not list(Path("results/adhoc/points").glob(".*"))
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_cleanly() -> None:
+    process = start(*SWEEP, "executor.num_workers=2")
+    wait_for(lambda: finished("results/adhoc"))
+    os.killpg(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert error.startswith("kvbench: interrupted with ")
+    assert error.rstrip().endswith("of 6 points finished; the same command resumes")
+    assert len(error.splitlines()) == 1
