@@ -367,9 +367,8 @@ class LaterWhereItFits(Buddy):
 
     def can_allocate(self, slots: int, keep: int = 0) -> Fit:
         fit = super().can_allocate(slots, keep)
-        if fit is Fit.OK and self._order(slots) == self.heap.largest_free_order() < self.heap.largest_order:
-            return Fit.LATER
-        return fit
+        exact = fit is Fit.OK and self._order(slots) == self.heap.largest_free_order()
+        return Fit.LATER if exact and self.heap.num_free < self.heap.num_blocks else fit
 
 
 class AskingTakesABlock(Paged):

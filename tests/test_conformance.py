@@ -12,6 +12,7 @@ from kvbench.allocators.buddy import Buddy
 from kvbench.allocators.contiguous import Contiguous
 from kvbench.allocators.first_fit import FirstFit
 from kvbench.allocators.paged import Paged
+from kvbench.core import Usage
 from kvbench.testing import CHECKS, AllocatorMachine, Broken, Law, examine, first_broken
 from tests.planted_bugs import BUGS, Bug, CopyNotReported, LeakLastBlock
 
@@ -109,10 +110,10 @@ def test_failures_are_the_same_every_time() -> None:
 
 
 def test_allocator_that_changes_from_run_to_run_is_not_deterministic() -> None:
-    runs = []
+    runs: list[int] = []
 
     class Moody(Paged):
-        def usage(self):  # type: ignore[no-untyped-def]
+        def usage(self) -> Usage:
             books = super().usage()
             if len(runs) > 20 and len(runs) % 2:
                 books.used += 1

@@ -535,7 +535,7 @@ class Shadow:
     def _note_write(self, seq: Tracked, count: int) -> None:
         """One line for what one sequence writes in a row."""
         total = count
-        if self.calls and self.calls[-1].endswith(suffix := f" of {seq.key!r}") and self.calls[-1].startswith("write "):
+        if self.calls and self.calls[-1].startswith("write ") and self.calls[-1].endswith(f" of {seq.key!r}"):
             total += int(self.calls.pop().split()[1])
         self.calls.append(f"write {total} token{'s' if total > 1 else ''} of {seq.key!r}")
 
