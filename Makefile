@@ -44,7 +44,7 @@ smoke: $(INSTALLED)  ## Run every system on a tiny trace: seconds.
 	$(KVBENCH) +experiment=smoke $(ARGS)
 
 bench: $(INSTALLED)  ## Measure the simulator's own speed into results/bench/simulator.csv.
-	$(BIN)/python tests/bench_simulator.py $(ARGS)
+	$(BIN)/python -m tests.benchmarks.simulator $(ARGS)
 
 data: $(INSTALLED)  ## Fetch the public data sets, checked by their sums, into KVBENCH_DATA_DIR or data/. Needs a network.
 	$(BIN)/python -m kvbench.workloads.download $(ARGS)

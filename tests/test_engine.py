@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference_loop import POOL_CLASSES, Costs, Outcome, reference, reference_request_level
 
 from kvbench.allocators.base import Allocator
 from kvbench.allocators.buddy import Buddy
@@ -31,6 +30,7 @@ from kvbench.schedulers.request_level import RequestLevel
 from kvbench.workloads.arrivals import Paper
 from kvbench.workloads.lengths import ShareGPT
 from kvbench.workloads.synthetic import Synthetic
+from tests.reference_loop import POOL_CLASSES, Costs, Outcome, reference, reference_request_level
 
 COSTS = Costs(a=28.2, b=7.9e-4, c=0.22, p=0.109, q=8.1e-6, c_large=0.37, knee=40)
 RESERVATIONS: dict[str, Reservation] = {"max": Max(), "pow2": Pow2(), "oracle": Oracle(), "on_demand": OnDemand()}

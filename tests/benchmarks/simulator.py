@@ -19,10 +19,6 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from reference_loop import Costs, reference
-
 from kvbench.allocators.buddy import Buddy
 from kvbench.allocators.paged import Paged
 from kvbench.clock import VirtualClock
@@ -36,6 +32,7 @@ from kvbench.schedulers.iteration_level import IterationLevel
 from kvbench.workloads.arrivals import Paper
 from kvbench.workloads.lengths import Alpaca, ShareGPT
 from kvbench.workloads.synthetic import Synthetic
+from tests.reference_loop import Costs, reference
 
 CASES = {
     "sharegpt_vllm": ("sharegpt", 2.0, "vllm"),
@@ -89,7 +86,10 @@ def measure(case: str, what: str) -> dict[str, float]:
 def fresh(case: str, what: str) -> dict[str, float]:
     """The same in a new process."""
     done = subprocess.run(
-        [sys.executable, __file__, "--case", case, "--what", what], check=True, capture_output=True, text=True
+        [sys.executable, "-m", "tests.benchmarks.simulator", "--case", case, "--what", what],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     numbers: dict[str, float] = json.loads(done.stdout)
     return numbers
