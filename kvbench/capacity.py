@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from kvbench.core import KvbenchError
 from kvbench.instantiate import check_arguments
 
 GIB = 2**30
-VALUE_BYTES = 2
-"""fp16 weights, activations and cache, as the paper runs them."""
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+"""Type of weights, activations and cache; ``auto`` is bfloat16 where a real run's device computes in it, else float32."""
+DTYPE_BYTES: dict[Dtype, int] = {"auto": 2, "float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of one value; ``auto`` as long as no device has resolved it."""
 MAX_BATCHED_TOKENS = 2560
 """Tokens the activations are sized for, as in the authors' artifact."""
 RESERVE_FRACTION = 0.05
@@ -26,29 +28,46 @@ PUBLISHED_BLOCK = 16
 class Model:
     """Shapes of a decoder-only transformer.
 
+    One file of ``conf/model/`` serves simulated and real runs: the former use the shapes alone.
+
     Attributes:
+        family: the architecture, by its Hugging Face ``model_type``: ``opt``, ``llama``, ...
         num_kv_heads: heads of the keys and values; fewer than ``num_heads`` where heads share them.
+        head_dim: values of one head.
+        num_parameters: tied ones counted once.
+        dtype: of weights, activations and cache; the paper runs float16.
+        weights: where a real run takes them from; ``kvbench.models.sources`` lists the forms.
+        hf_config: further keys of the family's Hugging Face configuration, for ``weights=random``.
         published_blocks: hardware name -> blocks of 16 slots of the KV pool, where a publication states it.
         request_level_batch: workload name -> requests of a FasterTransformer batch, where a publication states it.
     """
 
     name: str
+    family: str
     num_layers: int
     hidden_size: int
     num_heads: int
     num_kv_heads: int
+    head_dim: int
     ffn_size: int
     vocab_size: int
     num_parameters: int
     max_model_len: int
+    dtype: Dtype = "float16"
+    weights: str = "random"
+    hf_config: dict[str, Any] = field(default_factory=dict)
     published_blocks: dict[str, int] = field(default_factory=dict)
     request_level_batch: dict[str, int] = field(default_factory=dict)
 
     @property
+    def value_bytes(self) -> int:
+        """Size of a weight, an activation or a cached value."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
     def bytes_per_slot(self) -> int:
         """K and V of one token in all layers."""
-        head_size = self.hidden_size // self.num_heads
-        return 2 * self.num_layers * self.num_kv_heads * head_size * VALUE_BYTES
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.value_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +142,9 @@ def capacity(model: Model, hardware: Hardware, kv_cache_bytes: float | None = No
     """
     slot = model.bytes_per_slot
     total = hardware.num_gpus * hardware.gpu_memory_bytes
-    weights = model.num_parameters * VALUE_BYTES
+    weights = model.num_parameters * model.value_bytes
     layer = max(3 * model.hidden_size, model.ffn_size) // hardware.num_gpus + model.hidden_size
-    activations = hardware.num_gpus * VALUE_BYTES * MAX_BATCHED_TOKENS * 2 * max(layer, model.vocab_size)
+    activations = hardware.num_gpus * model.value_bytes * MAX_BATCHED_TOKENS * 2 * max(layer, model.vocab_size)
     reserve = int(RESERVE_FRACTION * total) + hardware.num_gpus * WORKSPACE_BYTES
     if kv_cache_bytes is not None:
         pool, source = int(kv_cache_bytes), "kv_cache_bytes"
