@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from kvbench.instantiate import check_arguments
 
 GIB = 2**30
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-"""Type of weights, activations and cache; ``auto`` is bfloat16 where a real run's device computes in it, else float32."""
+"""Of weights, activations and cache; ``auto`` is bfloat16 where a real run's device computes in it, else float32."""
 DTYPE_BYTES: dict[Dtype, int] = {"auto": 2, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one value; ``auto`` as long as no device has resolved it."""
 MAX_BATCHED_TOKENS = 2560
@@ -203,7 +204,7 @@ def capacity_of(config: Mapping[str, Any]) -> Capacity:
     """
     check_arguments(Hardware, config["hardware"], "hardware")
     kv_cache_bytes = config["kv_cache_bytes"]
-    if kv_cache_bytes is not None and (isinstance(kv_cache_bytes, bool) or not isinstance(kv_cache_bytes, int | float)):
+    if kv_cache_bytes is not None and not (type(kv_cache_bytes) in (int, float) and math.isfinite(kv_cache_bytes)):
         raise KvbenchError(f"kv_cache_bytes={kv_cache_bytes!r} is no number of bytes; give one, or null")
     return capacity(model_of(config), Hardware(**config["hardware"]), kv_cache_bytes)
 

@@ -135,6 +135,12 @@ def check_choice(group: str, choice: object) -> None:
         )
 
 
+def key_of(written: str) -> str:
+    """The key as it is used here: a group within a group may be written with a dot, too (``workload.arrivals``)."""
+    nested = written.replace(".", "/")
+    return nested if nested in groups() else written
+
+
 def parse(overrides: list[str], *, sweep: bool) -> list[list[Setting]]:
     """Parse command-line overrides with Hydra's own grammar.
 
@@ -159,9 +165,7 @@ def parse(overrides: list[str], *, sweep: bool) -> list[list[Setting]]:
                 f"cannot read {text!r}: an override is key=value; put text with special characters in quotes, "
                 "as in workload.path=\"'my trace.csv'\""
             ) from None
-        nested = override.key_or_group.replace(".", "/")  # workload.arrivals=gamma is understood, too
-        if nested in groups():
-            override.key_or_group = nested
+        override.key_or_group = key_of(override.key_or_group)
         parsed[override.key_or_group] = override
     selectors = SELECTORS if "experiment" in parsed else ()
     axes = [_settings(override, parser, sweep, selectors) for override in parsed.values()]
@@ -189,6 +193,8 @@ def _settings(override: Override, parser: OverridesParser, sweep: bool, selector
     else:
         texts = [f"{key}={value}" for value in override.sweep_string_iterator()]
     values = [parser.parse_override(text).value() for text in texts]
+    if key == "experiment":
+        raise KvbenchError(f"{override.input_line}: one experiment at a time")
     if key in selectors:
         return [Setting(key, tuple(values), add)]
     if not sweep:

@@ -13,11 +13,21 @@ import typing
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from kvbench.core import KvbenchError
 
-_SIMPLE: tuple[type, ...] = (int, float, str, bool, type(None))
+_UNIONS = (typing.Union, types.UnionType)
+_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "text",
+    bool: "true or false",
+    type(None): "null",
+}
+"""The types that values of a configuration have, in a user's words."""
 
 
 def locate(target: str, where: str) -> Any:
@@ -114,32 +124,33 @@ def _hints(target: Any) -> dict[str, Any]:
         return {}
 
 
-def _options(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-
-
 def _fits(value: object, hint: Any) -> bool:
-    """Whether a value of the configuration has the annotated type; annotations that are not simple fit everything."""
-    options = _options(hint)
-    if any(typing.get_origin(option) is typing.Literal for option in options):
-        allowed = [choice for option in options for choice in typing.get_args(option)]
-        return value in allowed or (value is None and type(None) in options)
-    if not all(option in _SIMPLE for option in options):
+    """Whether a value of the configuration has the annotated type; annotations of objects fit everything."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in _UNIONS:
+        return any(_fits(value, part) for part in parts)
+    if origin is typing.Literal:
+        return value in parts
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return isinstance(value, Mapping) and all(
+            _fits(key, parts[0]) and _fits(each, parts[1]) for key, each in value.items()
+        )
+    if hint not in _WORDS:
         return True
     if isinstance(value, bool):
-        return bool in options
-    if isinstance(value, int) and float in options:
-        return True
-    return type(value) in options
+        return hint is bool
+    return type(value) in {float: (int, float), Path: (str,)}.get(hint, (hint,))
 
 
 def _words(hint: Any) -> str:
-    options = _options(hint)
-    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
-    return " or ".join(
-        " or ".join(map(str, typing.get_args(option))) if typing.get_origin(option) is typing.Literal else words[option]
-        for option in options
-    )
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in _UNIONS:
+        return " or ".join(dict.fromkeys(map(_words, parts)))
+    if origin is typing.Literal:
+        return " or ".join(map(str, parts))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return f"a mapping of {_words(parts[0])} to {_words(parts[1])}"
+    return _WORDS[hint] if hint in _WORDS else str(hint)
 
 
 def _hint(name: str, names: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import product
@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from kvbench.capacity import Capacity
-from kvbench.composition import SELECTORS, Composer, Setting, check_choice, groups, load_experiment
+from kvbench.composition import SELECTORS, Composer, Resolved, Setting, check_choice, groups, key_of, load_experiment
 from kvbench.core import KvbenchError
 from kvbench.executors.base import Executor, WorkerLost
 from kvbench.executors.serial import Serial
@@ -92,44 +92,46 @@ def plan(composer: Composer, typed: list[list[Setting]]) -> Plan:
     rows: dict[tuple[object, int, str], Row] = {}
     capacities: dict[Capacity, None] = {}
     inputs_of: dict[str, dict[str, str]] = {}
-    commands: set[str] = set()
-    executor: dict[str, Any] = {}
-    keeps_steps = real_clock = False
-    name, results_dir = None, ""
+    commands: dict[str, Resolved] = {}
+    needs_one_clock = False
     for settings in tqdm(expanded, "planning", unit="point", leave=False, delay=1, disable=None):
         try:
-            resolved = composer.resolve(settings)
-            common, executor = resolved.common, resolved.executor
-            for repeat in range(common.repeats):
-                if repeat:
-                    again = [*(each for each in settings if each.key != "seed"), Setting("seed", common.seed + repeat)]
-                    resolved = composer.resolve(again)
-                parts = build(resolved.point)
-                capacities[parts.capacity] = None
+            for repeat, resolved in enumerate(_repeated(composer, settings)):
+                common, parts = resolved.common, build(resolved.point)
                 workload = repr(resolved.point["workload"])
                 if workload not in inputs_of:
                     inputs_of[workload] = parts.workload.inputs()
                 point = identify(resolved.point, inputs_of[workload])
                 rows.setdefault((common.panel, repeat, point.key), Row(point, common.panel, repeat))
+                capacities[parts.capacity] = None
+                commands[repr((common.name, common.results_dir, common.records, resolved.executor))] = resolved
+                needs_one_clock |= bool(resolved.point["runner"].get("real_clock"))
         except KvbenchError as error:
             raise error if len(expanded) == 1 else KvbenchError(f"{_words(settings)}: {error}") from None
-        name, results_dir = common.name, common.results_dir
-        commands.add(repr((name, results_dir, executor, common.records)))
-        keeps_steps = common.records == "full"
-        real_clock |= bool(resolved.point["runner"].get("real_clock"))
     if len(commands) > 1:
         raise KvbenchError("name, results_dir, records and executor belong to the whole command; give one of each")
+    (command,) = commands.values()
+    name = command.common.name or experiment or ADHOC
     if name == RESERVED and experiment != RESERVED:
         raise KvbenchError(f"name={RESERVED} is kept for the results that are part of the project; choose another")
-    runs_on: Executor = instantiate(executor, "executor")
+    executor: Executor = instantiate(command.executor, "executor")
     return Plan(
         experiment=experiment or ADHOC,
-        folder=Path(results_dir) / (name or experiment or ADHOC),
+        folder=Path(command.common.results_dir) / name,
         rows=list(rows.values()),
-        keeps_steps=keeps_steps,
-        executor=Serial() if real_clock else runs_on,  # beside another point a real clock would measure both
+        keeps_steps=command.common.records == "full",
+        executor=Serial() if needs_one_clock else executor,  # beside another point a real clock would measure both
         capacities=list(capacities),
     )
+
+
+def _repeated(composer: Composer, settings: list[Setting]) -> Iterator[Resolved]:
+    """A point as often as its ``repeats`` says, with consecutive seeds."""
+    first = composer.resolve(settings)
+    yield first
+    others = [each for each in settings if each.key != "seed"]
+    for repeat in range(1, first.common.repeats):
+        yield composer.resolve([*others, Setting("seed", first.common.seed + repeat)])
 
 
 def _experiment_of(settings: Iterable[Setting]) -> str | None:
@@ -144,8 +146,7 @@ def _expand(experiment: str | None, command: list[Setting]) -> list[list[Setting
     """The settings of every point of a command: the experiment's, under those that were typed."""
     typed = {each.key: each for each in command if each.key != "experiment"}
     if experiment is None:
-        multiplied = [_multiply(typed.values())]
-        return [settings for group in multiplied for settings in group]
+        return [list(typed.values())]
     content = load_experiment(experiment)
     if unknown := sorted(content.keys() - {"experiment", "common", "points"}):
         raise KvbenchError(
@@ -193,7 +194,7 @@ def _select(
 
 def _written(key: object, value: object) -> Setting:
     """A setting of an experiment's file, where a list means each of its elements."""
-    return Setting(str(key), tuple(value) if isinstance(value, list) else value)
+    return Setting(key_of(str(key)), tuple(value) if isinstance(value, list) else value)
 
 
 def _multiply(settings: Iterable[Setting]) -> list[list[Setting]]:

@@ -59,6 +59,7 @@ def refused(command: list[str], capsys: pytest.CaptureFixture[str], status: int 
         ("allocator@b=paged", ["no packages"]),
         ("system=vllm,orca_max", ["add -m"]),
         ("-m workload.request_rate=interval(1,2)", ["an interval has no points"]),
+        ("-m +experiment=smoke,fig_throughput", ["one experiment at a time"]),
         ("-m system=glob(x*)", ["matches nothing", "vllm"]),
         ("workload.request_rate=${nope}", ["workload.request_rate", "nope"]),
         # values
@@ -83,6 +84,9 @@ def refused(command: list[str], capsys: pytest.CaptureFixture[str], status: int 
         ("measure_from_s=9 measure_to_s=9", ["measure_to_s=9"]),
         ("kv_cache_bytes=10", ["819200"]),
         ("kv_cache_bytes=12GB", ["kv_cache_bytes='12GB'"]),
+        ("kv_cache_bytes=inf", ["kv_cache_bytes=inf"]),
+        ("model.published_blocks.a100_40gb=many", ["is not a mapping of text to a whole number"]),
+        ("workload=sharegpt workload.lengths.data_dir=3", ["workload.lengths.data_dir=3 is not text"]),
         ("name=a/b", ["name=a/b names no folder"]),
         ("name=..", ["name=.. names no folder"]),
         ("name=reference", ["name=reference is kept"]),
