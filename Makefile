@@ -50,4 +50,4 @@ data: $(INSTALLED)  ## Fetch the public data sets, checked by their sums, into K
 	$(BIN)/python -m kvbench.workloads.download $(ARGS)
 
 reference: $(INSTALLED)  ## Regenerate results/reference/.
-	$(KVBENCH) +experiment=reference $(ARGS)
+	$(BIN)/python -m kvbench.reference $(ARGS)
