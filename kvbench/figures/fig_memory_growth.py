@@ -105,7 +105,7 @@ def _measured(summary: pd.DataFrame) -> dict[str, tuple[float | None, float | No
 
 def _systems(summary: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Preset -> its rows, whatever limit they were given, in order of the batch."""
-    presets = summary["system"].str.partition("[")[0]
+    presets = [str(system).partition("[")[0] for system in summary["system"]]
     return {
         str(preset): rows.dropna(subset=[BATCH, THROUGHPUT]).sort_values(BATCH)
         for preset, rows in summary.groupby(presets)

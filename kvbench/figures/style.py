@@ -6,7 +6,6 @@ in grey can be read. Figures are made without pyplot: they keep no global state.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +15,10 @@ import matplotlib
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from matplotlib.textpath import text_to_path
 
 COLUMN_IN = 3.33
 """Width of one column of a two-column page, in inches."""
@@ -114,8 +115,7 @@ def context() -> Iterator[None]:
 
 def new_figure(width_in: float, height_in: float, footnote: str = "") -> Figure:
     """An empty figure whose parts make room for each other; ``footnote`` stands below in small print, wrapped."""
-    # A character of this font is about 0.53 em wide.
-    lines = textwrap.wrap(footnote, int(width_in * 72 / (_NOTE_PT * 0.53)))
+    lines = _wrapped(footnote, width_in * 72 * 0.965)
     note_in = len(lines) * _NOTE_PT * 1.35 / 72 + (0.03 if lines else 0.0)
     figure = Figure(figsize=(width_in, height_in + note_in))
     share = note_in / (height_in + note_in)
@@ -124,6 +124,19 @@ def new_figure(width_in: float, height_in: float, footnote: str = "") -> Figure:
         text = "\n".join(lines)
         figure.text(0.008, 0.0, text, fontsize=_NOTE_PT, color=GREY, va="bottom", linespacing=1.2, in_layout=False)
     return figure
+
+
+def _wrapped(text: str, width_pt: float) -> list[str]:
+    """Lines of small print that are at most so wide."""
+    font = FontProperties(size=_NOTE_PT)
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and text_to_path.get_text_width_height_descent(longer, font, ismath=False)[0] <= width_pt:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
 
 
 def hollow(marker: str, label: str = "paper") -> Artist:
@@ -155,4 +168,5 @@ def save(figure: Figure, folder: Path, stem: str) -> list[Path]:
         for suffix, metadata in _METADATA.items():
             paths.append(folder / f"{stem}.{suffix}")
             figure.savefig(paths[-1], format=suffix, metadata=metadata)
+            figure.set_layout_engine("none")  # what was laid out for the first file holds for all
     return paths

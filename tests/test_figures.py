@@ -1,0 +1,317 @@
+"""Figures and claims of results whose numbers are known: the paper's own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from matplotlib import rcParams
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from kvbench.figures import style
+from kvbench.paper.claims import Claim, Verdict
+from kvbench.results import Results
+from tests.synthetic_results import (
+    Row,
+    batch_rows,
+    growth_rows,
+    layout_results,
+    lengths_results,
+    throughput_rows,
+    waste_rows,
+    write_results,
+)
+
+PUBLISHED: dict[str, Callable[[Path], Results]] = {
+    "fig_throughput": lambda folder: write_results(folder, throughput_rows()),
+    "fig_memory_waste": lambda folder: write_results(folder, waste_rows()),
+    "fig_batched_requests": lambda folder: write_results(folder, batch_rows()),
+    "fig_memory_growth": lambda folder: write_results(folder, growth_rows()),
+    "fig_memory_layout": layout_results,
+    "fig_lengths": lengths_results,
+}
+EXPERIMENTS = sorted(PUBLISHED)
+
+
+def module(experiment: str) -> ModuleType:
+    return importlib.import_module(f"kvbench.figures.{experiment}")
+
+
+def claims(experiment: str, results: Results) -> list[Claim]:
+    found: list[Claim] = module(experiment).claims(results)
+    return found
+
+
+def find(rows: list[Claim], figure: str, start: str) -> Claim:
+    (claim,) = (row for row in rows if row.figure == figure and row.claim.startswith(start))
+    return claim
+
+
+def texts(figure: Figure) -> list[Text]:
+    return [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+
+
+def assert_nothing_is_cut(figure: Figure) -> None:
+    canvas = FigureCanvasAgg(figure)
+    with style.context():
+        figure.set_dpi(rcParams["savefig.dpi"])
+        canvas.draw()  # type: ignore[no-untyped-call]
+        renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]
+        drawn = figure.get_tightbbox(renderer).transformed(figure.dpi_scale_trans)
+        for extent in [drawn, *(text.get_window_extent(renderer) for text in figure.texts)]:
+            assert extent.x0 >= -1
+            assert extent.y0 >= -1
+            assert extent.x1 <= figure.bbox.x1 + 1
+            assert extent.y1 <= figure.bbox.y1 + 1
+
+
+def test_there_is_a_figure_for_every_experiment_and_back() -> None:
+    root = Path(__file__).parents[1]
+    stems = {path.stem for path in (root / "conf" / "experiment").glob("fig_*.yaml")}
+    assert stems == {path.stem for path in (root / "kvbench" / "figures").glob("fig_*.py")} == set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_published_numbers_reproduce_all_but_the_paper_s_contradictions(experiment: str, tmp_path: Path) -> None:
+    rows = claims(experiment, PUBLISHED[experiment](tmp_path))
+    failed = [(row.figure, row.claim) for row in rows if row.verdict is not Verdict.REPRODUCED]
+    expected = {
+        "fig_throughput": [
+            ("Fig. 12(c)", "ShareGPT, OPT-175B: vLLM sustains 1.7-2.7x the rate of Orca (Oracle)"),
+            ("Fig. 12(a-c)", "the gain over Orca (Oracle) is larger with larger models"),
+        ],
+    }
+    assert failed == expected.get(experiment, [])
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_figures_say_what_they_show_and_cut_nothing(experiment: str, tmp_path: Path) -> None:
+    results = PUBLISHED[experiment](tmp_path)
+    figures = module(experiment).draw(results)
+    assert list(figures) == [experiment]
+    figure = figures[experiment]
+    said = " ".join(text.get_text() for text in texts(figure))
+    assert "paper" in said
+    if experiment == "fig_memory_layout":
+        assert "Computed" in said  # nothing of it was simulated
+    else:
+        assert "ShareGPT pairs of the authors' artifact" in said.replace("\n", " ")
+    if experiment not in ("fig_memory_layout", "fig_lengths"):
+        assert "Simulated (costs: " in said
+    assert figure.get_figwidth() in (style.COLUMN_IN, style.PAGE_IN)
+    assert_nothing_is_cut(figure)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_tables_name_the_paper_s_numbers(experiment: str, tmp_path: Path) -> None:
+    table = module(experiment).table(PUBLISHED[experiment](tmp_path))
+    assert "paper" in table
+    assert max(map(len, table.splitlines())) <= 100
+
+
+def test_capacities_stand_beside_the_paper_s(tmp_path: Path) -> None:
+    table = module("fig_throughput").table(PUBLISHED["fig_throughput"](tmp_path))
+    (line,) = (line for line in table.splitlines() if line.startswith("(a)") and "vLLM" in line)
+    assert line.split()[-3:] == ["1.93", "1.93", "1.00"]
+    assert len(table.splitlines()) == 2 + 30
+
+
+def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
+    one_panel = [row for row in throughput_rows() if row["panel"] == "d"]
+    for experiment, rows in (("fig_memory_waste", waste_rows()), ("fig_throughput", one_panel)):
+        results = write_results(tmp_path / experiment, rows)
+        written: list[list[bytes]] = []
+        for run in ("first", "second"):
+            folder = tmp_path / experiment / run
+            folder.mkdir()
+            paths = style.save(module(experiment).draw(results)[experiment], folder, experiment)
+            assert [path.name for path in paths] == [f"{experiment}.{suffix}" for suffix in ("pdf", "svg", "png")]
+            written.append([path.read_bytes() for path in paths])
+        assert written[0] == written[1]
+        pdf, svg, png = written[0]
+        assert b"/FontFile2" in pdf  # TrueType, embedded
+        assert b"/Type3" not in pdf
+        assert b"CreationDate" not in pdf
+        assert b"<dc:date>" not in svg
+        assert b"kvbench" in png
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_without_any_row_nothing_was_run(experiment: str, tmp_path: Path) -> None:
+    results = write_results(tmp_path, [])
+    assert module(experiment).draw(results) == {}
+    assert module(experiment).table(results) is None
+    rows = claims(experiment, results)
+    assert rows
+    assert {row.verdict for row in rows} == {Verdict.NOT_RUN}
+    assert all(row.note for row in rows)
+
+
+def test_claims_are_the_same_rows_whatever_was_run(tmp_path: Path) -> None:
+    for experiment in EXPERIMENTS:
+        full = claims(experiment, PUBLISHED[experiment](tmp_path / experiment))
+        none = claims(experiment, write_results(tmp_path / f"{experiment}-none", []))
+        assert [(row.figure, row.claim) for row in full] == [(row.figure, row.claim) for row in none]
+        assert len({(row.figure, row.claim) for row in full}) == len(full)
+
+
+def test_one_panel_alone_is_drawn_and_judged(tmp_path: Path) -> None:
+    results = write_results(tmp_path, [row for row in throughput_rows() if row["panel"] == "a"])
+    figure = module("fig_throughput").draw(results)["fig_throughput"]
+    assert len(figure.axes) == 1
+    assert figure.get_figwidth() == style.COLUMN_IN
+    assert_nothing_is_cut(figure)
+    rows = claims("fig_throughput", results)
+    assert all(row.verdict is Verdict.REPRODUCED for row in rows if row.figure == "Fig. 12(a)")
+    assert all(row.verdict is Verdict.NOT_RUN for row in rows if row.figure != "Fig. 12(a)")
+    assert find(rows, "Fig. 12(a-c)", "ShareGPT, vLLM").note.startswith(
+        "needs the rates at the threshold of panel b, c"
+    )
+
+
+def test_one_system_alone_is_judged(tmp_path: Path) -> None:
+    results = write_results(tmp_path, [row for row in throughput_rows() if row["system"] == "vllm"])
+    rows = claims("fig_throughput", results)
+    assert find(rows, "Fig. 12(b)", "vLLM: rate").verdict is Verdict.REPRODUCED
+    ratio = find(rows, "Fig. 12(b)", "vLLM over Orca (Max)")
+    assert (ratio.verdict, ratio.note) == (Verdict.NOT_RUN, "no result of Orca (Max) in panel b")
+
+
+def changed(rows: list[Row], **values: object) -> list[Row]:
+    return [row | values for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"duration_s": 600}, "duration_s is 600, the paper's is 3600"),
+        ({"hardware": "h100_80gb"}, "hardware is h100_80gb, the paper's is a100_40gb"),
+        ({"block_size": 32}, "block_size is 32, the paper's is 16"),
+        ({"num_slots": 8000}, "the pool has 8000 slots, the paper's about 15700"),
+        ({"costs": "mine"}, "costs is mine, the paper's is paper_engine"),
+    ],
+)
+def test_other_conditions_are_not_comparable(values: Row, reason: str, tmp_path: Path) -> None:
+    mine = [row for row in throughput_rows() if row["panel"] == "a"]
+    rows = claims("fig_throughput", write_results(tmp_path, changed(mine, **values)))
+    for start in ("vLLM: rms", "vLLM: rate", "vLLM over Orca (Oracle)", "ShareGPT, OPT-13B: vLLM sustains 1.7"):
+        claim = find(rows, "Fig. 12(a)", start)
+        assert claim.verdict is Verdict.NOT_COMPARABLE
+        assert claim.note.startswith(reason)
+        assert claim.measured is not None
+
+
+@pytest.mark.parametrize(
+    ("values", "arrivals", "reason"),
+    [
+        ({"workload_source": "drawn"}, "Paper", "one trace against another: lengths: drawn"),
+        ({"seed": 3}, "Paper", "one trace against another: seed is not 0"),
+        ({}, "Poisson", "one trace against another: arrivals are kvbench.workloads.arrivals.Poisson"),
+    ],
+)
+def test_another_trace_leaves_rates_comparable_but_not_distances(
+    values: Row, arrivals: str, reason: str, tmp_path: Path
+) -> None:
+    mine = changed([row for row in throughput_rows() if row["panel"] == "a"], **values)
+    rows = claims("fig_throughput", write_results(tmp_path, mine, f"kvbench.workloads.arrivals.{arrivals}"))
+    distance = find(rows, "Fig. 12(a)", "Orca (Max, Pow2, Oracle) and vLLM together")
+    assert distance.verdict is Verdict.NOT_COMPARABLE
+    assert distance.note.startswith(reason)
+    assert find(rows, "Fig. 12(a)", "vLLM: rate").verdict is Verdict.REPRODUCED
+
+
+def test_a_failed_point_makes_its_curve_incomplete_only(tmp_path: Path) -> None:
+    mine = [
+        row
+        | {
+            "normalized_latency_mean_s": None
+            if (row["system"], row["request_rate"]) == ("vllm", 1.9)
+            else row["normalized_latency_mean_s"]
+        }
+        for row in throughput_rows()
+        if row["panel"] == "a"
+    ]
+    results = write_results(tmp_path, mine)
+    rows = claims("fig_throughput", results)
+    assert find(rows, "Fig. 12(a)", "vLLM: rate").verdict is Verdict.NOT_COMPARABLE
+    assert find(rows, "Fig. 12(a)", "vLLM: rate").note == "no result at 1.9 requests/s"
+    assert find(rows, "Fig. 12(a)", "Orca (Max): rate").verdict is Verdict.REPRODUCED
+    assert_nothing_is_cut(module("fig_throughput").draw(results)["fig_throughput"])
+
+
+def test_a_curve_that_stays_below_the_threshold_refutes_or_leaves_open(tmp_path: Path) -> None:
+    mine = [row for row in throughput_rows(scale=0.1) if row["panel"] == "c"]
+    rows = claims("fig_throughput", write_results(tmp_path, mine))
+    vllm = find(rows, "Fig. 12(c)", "vLLM: rate")  # beyond 2.6, and the paper's 2.38 is within 15 % of that
+    assert vllm.verdict is Verdict.NOT_RUN
+    assert vllm.note == "no crossing between the rates that were run: vLLM > 2.6 requests/s"
+    assert (vllm.measured, vllm.ci_low) == (None, 2.6)
+    baseline = find(rows, "Fig. 12(c)", "FasterTransformer: rate")  # beyond 0.3, the paper's is 0.115
+    assert baseline.verdict is Verdict.NOT_REPRODUCED
+
+
+def test_worse_numbers_are_not_reproduced(tmp_path: Path) -> None:
+    rows = claims("fig_throughput", write_results(tmp_path, throughput_rows(scale=1.5)))
+    assert find(rows, "Fig. 12(a)", "Orca (Max, Pow2, Oracle) and vLLM together").verdict is Verdict.NOT_REPRODUCED
+    assert find(rows, "Fig. 12(a)", "Orca (Max, Pow2").measured == pytest.approx(0.405, abs=0.02)  # about ln 1.5
+
+
+def test_repeats_are_averaged(tmp_path: Path) -> None:
+    mine = [row for row in throughput_rows() if row["panel"] == "a"]
+    doubled = [
+        row | {"normalized_latency_mean_s": factor * row["normalized_latency_mean_s"]}
+        for row in mine
+        for factor in (0.5, 1.5)
+    ]
+    rows = claims("fig_throughput", write_results(tmp_path, doubled))
+    assert find(rows, "Fig. 12(a)", "vLLM: rate").measured == pytest.approx(1.9294, abs=1e-3)
+
+
+def test_systems_beyond_the_paper_are_drawn_and_listed(tmp_path: Path) -> None:
+    mine = [row for row in throughput_rows() if row["panel"] in "ab"]
+    mine += [row | {"system": "vllm[reservation=max]"} for row in mine if row["system"] == "orca_max"]
+    results = write_results(tmp_path, mine)
+    figure = module("fig_throughput").draw(results)["fig_throughput"]
+    assert "vLLM [reservation=max]" in [text.get_text() for text in texts(figure)]
+    assert_nothing_is_cut(figure)
+    assert "vLLM [reservation=max]" in module("fig_throughput").table(results)
+
+
+def test_an_hour_is_another_bar_and_other_claims(tmp_path: Path) -> None:
+    rows = claims("fig_batched_requests", write_results(tmp_path, [r for r in batch_rows() if r["duration_s"] == 900]))
+    assert find(rows, "Fig. 13(a)", "vLLM: mean number of batched requests (1 h").verdict is Verdict.NOT_RUN
+    (claim,) = (
+        row for row in rows if row.claim == "vLLM: mean number of batched requests" and row.figure == "Fig. 13(a)"
+    )
+    assert claim.verdict is Verdict.REPRODUCED
+
+
+def test_a_shorter_trace_is_shown_but_not_compared(tmp_path: Path) -> None:
+    short = changed([row for row in batch_rows() if row["duration_s"] == 900], duration_s=300)
+    rows = claims("fig_batched_requests", write_results(tmp_path, short))
+    (claim,) = (
+        row for row in rows if row.claim == "vLLM: mean number of batched requests" and row.figure == "Fig. 13(a)"
+    )
+    assert claim.verdict is Verdict.NOT_COMPARABLE
+    assert claim.note == "duration_s is 300, the paper's is 900"
+
+
+def test_segments_follow_the_paper_s_buckets(tmp_path: Path) -> None:
+    results = write_results(tmp_path, waste_rows())
+    found = module("fig_memory_waste").segments(results.summary[results.summary["system"] == "orca_pow2"])
+    assert found["external"] == pytest.approx(100 - 26.8 - 17.9 - 13.6)  # padding and free
+    assert found["allocated"] == pytest.approx(26.8 + 17.9 + 13.6 + 2.0)
+
+
+def test_looks_differ_in_colour_marker_and_line() -> None:
+    found = list(style.SYSTEMS.values())
+    for field in ("label", "color", "marker", "linestyle"):
+        assert len({getattr(look, field) for look in found}) == len(found)
+    others = style.looks(["vllm[reservation=max]", "vllm", "own.package.Class", "orca_max"])
+    assert list(others) == ["orca_max", "vllm", "own.package.Class", "vllm[reservation=max]"]
+    assert len({(look.color, look.marker) for look in others.values()}) == 4
