@@ -39,10 +39,11 @@ def said(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return captured.out
 
 
-def start(*command: str) -> subprocess.Popen[str]:
-    """Start kvbench in a process group of its own."""
+def start(*command: str, package: Path | None = None) -> subprocess.Popen[str]:
+    """Start kvbench in a process group of its own; ``package`` is run in place of the one under test."""
     return subprocess.Popen(
         [sys.executable, "-m", "kvbench", *command],
+        env=os.environ if package is None else os.environ | {"PYTHONPATH": str(package)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -57,7 +58,7 @@ def rows(folder: str) -> list[dict[str, str]]:
 
 
 def finished(folder: str) -> list[Path]:
-    return sorted(Path(folder, "points").glob("*/summary.json"))
+    return sorted(Path(folder, "points").glob("[!.]*/summary.json"))
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
@@ -210,22 +211,13 @@ def test_the_scripts_are_the_experiments() -> None:
     assert [row["experiment"] for row in rows("results/smoke")] == ["smoke", "smoke"]
 
 
-def test_changed_sources_are_never_answered_from_old_results(tmp_path: Path) -> None:
-    clone = tmp_path / "clone"
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources: what is edited meanwhile must not make a sweep start anew."""
+    copy = tmp_path_factory.mktemp("clone")
     for part in ("kvbench", "conf"):
-        shutil.copytree(ROOT / part, clone / part, ignore=shutil.ignore_patterns("__pycache__"))
-
-    def run() -> str:
-        command = [sys.executable, "-m", "kvbench", *FAST, f"results_dir={tmp_path / 'out'}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd=clone)
-        return done.stdout
-
-    assert "Finished before" not in run()
-    assert "Finished before: 1 of 1" in run()
-    source = clone / "kvbench" / "runners" / "simulated.py"
-    source.write_text(source.read_text(encoding="utf-8").replace("ms / 1e3", "ms / 1e2"), encoding="utf-8")
-    assert "Finished before" not in run()
-    assert len(finished(str(tmp_path / "out" / "adhoc"))) == 2
+        shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
 
 
 # Six points of about half a second each.
@@ -233,16 +225,18 @@ SWEEP = ["-m", "workload.request_rate=1.5,1.51,1.52,1.53,1.54,1.55", "workload.d
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+def undisturbed(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """The rows of the sweep when nothing happens to it."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    assert main([*SWEEP, "executor=serial", f"results_dir={folder}", f"data_dir={folder}/nothing"]) == 0
+    process = start(*SWEEP, "executor=serial", f"results_dir={folder}", f"data_dir={folder}", package=clone)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
     return rows(str(folder / "adhoc"))
 
 
 @pytest.mark.slow
-def test_a_killed_worker_changes_nothing(undisturbed: list[dict[str, str]]) -> None:
-    process = start(*SWEEP, "executor.num_workers=2")
+def test_a_killed_worker_changes_nothing(clone: Path, undisturbed: list[dict[str, str]]) -> None:
+    process = start(*SWEEP, "executor.num_workers=2", package=clone)
     wait_for(lambda: finished("results/adhoc"))
     workers(process.pid)[0].kill()
     _, error = process.communicate(timeout=120)
@@ -251,8 +245,8 @@ def test_a_killed_worker_changes_nothing(undisturbed: list[dict[str, str]]) -> N
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_is_resumed(undisturbed: list[dict[str, str]]) -> None:
-    process = start(*SWEEP, "executor.num_workers=2")
+def test_a_killed_sweep_is_resumed(clone: Path, undisturbed: list[dict[str, str]]) -> None:
+    process = start(*SWEEP, "executor.num_workers=2", package=clone)
     wait_for(lambda: finished("results/adhoc"))
     left_alone = workers(process.pid)
     process.kill()
@@ -262,7 +256,7 @@ def test_a_killed_sweep_is_resumed(undisturbed: list[dict[str, str]]) -> None:
     kept = {path: path.stat().st_mtime_ns for path in finished("results/adhoc")}
     assert 0 < len(kept) < 6
     assert not Path("results/adhoc/summary.csv").exists()
-    again = start(*SWEEP, "executor.num_workers=2")
+    again = start(*SWEEP, "executor.num_workers=2", package=clone)
     output, _ = again.communicate(timeout=120)
     assert again.returncode == 0
     assert f"Finished before: {len(kept)} of 6 points." in output
@@ -272,8 +266,8 @@ def test_a_killed_sweep_is_resumed(undisturbed: list[dict[str, str]]) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_cleanly() -> None:
-    process = start(*SWEEP, "executor.num_workers=2")
+def test_ctrl_c_stops_cleanly(clone: Path) -> None:
+    process = start(*SWEEP, "executor.num_workers=2", package=clone)
     wait_for(lambda: finished("results/adhoc"))
     os.killpg(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=30)
@@ -281,3 +275,20 @@ def test_ctrl_c_stops_cleanly() -> None:
     assert error.startswith("kvbench: interrupted with ")
     assert error.rstrip().endswith("of 6 points finished; the same command resumes")
     assert len(error.splitlines()) == 1
+
+
+def test_changed_sources_are_never_answered_from_old_results(clone: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(clone, copy, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def run() -> str:
+        output, error = start(*FAST, package=copy).communicate(timeout=60)
+        assert error == ""
+        return output
+
+    assert "Finished before" not in run()
+    assert "Finished before: 1 of 1" in run()
+    source = copy / "kvbench" / "runners" / "simulated.py"
+    source.write_text(source.read_text(encoding="utf-8").replace("ms / 1e3", "ms / 1e2"), encoding="utf-8")
+    assert "Finished before" not in run()
+    assert len(finished("results/adhoc")) == 2

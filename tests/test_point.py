@@ -96,7 +96,6 @@ def package(tmp_path: Path) -> Path:
 
 def test_changed_sources_change_the_key(package: Path) -> None:
     before = sources_digest(package)
-    assert before == sources_digest(PACKAGE)
     for changed in ("schedulers/iteration_level.py", "metrics.py", "workloads/histograms.py", "core.py"):
         sources_digest.cache_clear()
         (package / changed).write_text((package / changed).read_text() + "\n")
