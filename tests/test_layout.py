@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -108,3 +109,14 @@ def test_a_simulated_run_imports_neither_torch_nor_transformers(tmp_path: Path) 
 def test_an_installed_kvbench_brings_its_kernels_but_no_package_called_kernels(tmp_path: Path) -> None:
     code = "import kvbench, kvbench_kernels; from importlib.util import find_spec; print(find_spec('kernels'))"
     assert str(ROOT) not in _run(["-c", code], cwd=tmp_path)
+
+
+def test_documents_link_to_files_that_exist() -> None:
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("kernels/*.md")]
+    links = [
+        (document, target)
+        for document in documents
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text(encoding="utf-8"))
+    ]
+    assert links
+    assert not [f"{document.name}: {target}" for document, target in links if not (document.parent / target).exists()]
