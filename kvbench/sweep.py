@@ -24,7 +24,7 @@ from kvbench.results import COLUMNS, write_csv
 ADHOC = "adhoc"
 """The experiment of points that are typed on the command line."""
 RESERVED = "reference"
-"""The folder of the results that are part of the project; only the experiment of that name writes there."""
+"""The folder of the results that are part of the project."""
 
 
 class Interrupted(Exception):
@@ -112,7 +112,7 @@ def plan(composer: Composer, typed: list[list[Setting]]) -> Plan:
         raise KvbenchError("name, results_dir, records and executor belong to the whole command; give one of each")
     (command,) = commands.values()
     name = command.common.name or experiment or ADHOC
-    if name == RESERVED and experiment != RESERVED:
+    if name == RESERVED:
         raise KvbenchError(f"name={RESERVED} is kept for the results that are part of the project; choose another")
     executor: Executor = instantiate(command.executor, "executor")
     return Plan(
