@@ -33,7 +33,10 @@ def draw(results: Results) -> dict[str, Figure]:
     width = style.COLUMN_IN if columns == 1 else style.PAGE_IN
     with style.context():
         note = footnote(summary, f"Filled: {way(summary)}; hollow: the paper's plotted points")
-        figure = style.new_figure(width, 0.5 + 1.7 * rows, note)
+        handles = latency.legend(systems(summary), way(summary))
+        legend_columns = 2 if columns == 1 else 4
+        height = 0.2 + 0.15 * math.ceil(len(handles) / legend_columns) + 1.7 * rows
+        figure = style.new_figure(width, height, note)
         grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
         for axes in grid.flat[len(panels) :]:
             axes.remove()
@@ -42,8 +45,7 @@ def draw(results: Results) -> dict[str, Figure]:
             latency.draw_panel(axes, title, panel.curves, panel.condition.curves)
         for axes in grid[:, 0]:
             axes.set_ylabel("Normalized latency\n(s/token)")
-        handles = latency.legend(systems(summary), way(summary))
-        figure.legend(handles=handles, loc="outside upper center", ncols=2 if columns == 1 else 4)
+        figure.legend(handles=handles, loc="outside upper center", ncols=legend_columns)
     return {"fig_throughput": figure}
 
 
