@@ -51,6 +51,7 @@ class Sequence:
     While it runs nothing in it changes from step to step: its length is ``scheduler.step - origin``.
 
     Attributes:
+        final_len: tokens of prompt and output together; a runner that meets a stop token corrects it.
         length: tokens present while it waits (prompt, and what it had generated when it was preempted).
         origin: ``step - length`` at admission; meaningless while it waits.
         requested: slots its scheduler asked the allocator for at the last admission.

@@ -49,7 +49,7 @@ def request_columns(sequences: Iterable[Sequence]) -> Columns:
         "id": ints([request.id for request in requests]),
         "arrival_s": np.array([request.arrival_s for request in requests], np.float64),
         "prompt_len": ints([request.prompt_len for request in requests]),
-        "output_len": ints([request.output_len for request in requests]),
+        "output_len": ints([seq.final_len - seq.request.prompt_len for seq in seqs]),
         "first_token_s": stamps([seq.first_token_s for seq in seqs]),
         "finish_s": finish_s,
         "num_preemptions": ints([seq.num_preemptions for seq in seqs]),

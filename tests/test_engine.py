@@ -18,7 +18,7 @@ from kvbench.allocators.contiguous import Contiguous
 from kvbench.allocators.first_fit import FirstFit
 from kvbench.allocators.paged import Paged
 from kvbench.clock import VirtualClock
-from kvbench.core import Batch, KvbenchError, Request, Sequence
+from kvbench.core import Batch, KvbenchError, Request, Sequence, StepResult
 from kvbench.engine import Engine, serve
 from kvbench.ledger import Ledger
 from kvbench.records import Record
@@ -334,14 +334,15 @@ PINNED = {
 }
 
 
-def pinned_numbers(system: str) -> tuple[int, ...]:
-    requests = small_trace()
+def pinned_engine(system: str) -> Engine:
     if system == "fastertransformer":
-        engine = engine_of(RequestLevel(Contiguous(8000, 2000), Max(), 2000, 4))
-    else:
-        allocator: Allocator = Paged(4000) if system == "on_demand" else Buddy(4000)
-        engine = engine_of(IterationLevel(allocator, RESERVATIONS[system], 2000, 256))
-    record = serve(engine, requests)
+        return engine_of(RequestLevel(Contiguous(8000, 2000), Max(), 2000, 4))
+    allocator: Allocator = Paged(4000) if system == "on_demand" else Buddy(4000)
+    return engine_of(IterationLevel(allocator, RESERVATIONS[system], 2000, 256))
+
+
+def pinned_numbers(system: str) -> tuple[int, ...]:
+    record = serve(pinned_engine(system), small_trace())
     sums = [
         int(record.steps[name].sum(dtype=np.int64))
         for name in ("num_running", "token_states", "reserved", "overreserved", "padding", "free")
@@ -355,3 +356,53 @@ def test_pinned_numbers_on_the_shipped_trace() -> None:
     measured = {system: pinned_numbers(system) for system in (*RESERVATIONS, "fastertransformer")}
     print("PINNED =", measured)
     assert measured == PINNED
+
+
+class StopsEarly(Simulated):
+    """Ends a sequence after a length that nobody else knows, as a stop token does."""
+
+    def __init__(self, costs: IterationCosts, output_len: dict[int, int]) -> None:
+        super().__init__(costs)
+        self.output_len = output_len
+
+    def execute(self, batch: Batch) -> StepResult:
+        seconds = super().execute(batch).seconds
+        finished = []
+        for seq in batch.running:
+            final_len = seq.request.prompt_len + self.output_len[seq.request.id]
+            if batch.step + 1 - seq.origin == final_len:
+                seq.final_len = final_len
+                finished.append(seq)
+        return StepResult(seconds, finished)
+
+
+@pytest.mark.parametrize("system", ["on_demand", "max"])
+def test_the_ledger_is_completed_where_sequences_stop_early(system: str) -> None:
+    """A run whose outputs end early by surprise equals one that was told the lengths, row by row."""
+    rng = random.Random(5)
+    costs = IterationCosts(COSTS.a, COSTS.b, COSTS.c, COSTS.p, COSTS.q, COSTS.c_large, COSTS.knee)
+    for _ in range(40):
+        known = random_requests(rng)
+        open_ended = [Request(r.id, r.arrival_s, r.prompt_len, r.output_len + rng.randint(0, 300)) for r in known]
+        num_slots = rng.randint(40, 80) * 16 if system == "on_demand" else 4096 + 16
+        told = serve(paper_engine(system, num_slots), known)
+        scheduler = paper_engine(system, num_slots).scheduler
+        runner = StopsEarly(costs, {request.id: request.output_len for request in known})
+        ledger = Ledger(scheduler.allocator, may_stop_early=True)
+        surprised = serve(Engine(scheduler, runner, VirtualClock(), ledger), open_ended)
+        assert not told.requests["rejected"].any()
+        for name, column in told.steps.items():
+            assert np.array_equal(column, surprised.steps[name]), name
+        for name, column in told.requests.items():
+            assert np.array_equal(column, surprised.requests[name]), name
+
+
+@pytest.mark.parametrize("system", ["on_demand", "max", "pow2", "oracle", "fastertransformer"])
+def test_completing_the_ledger_changes_nothing_where_lengths_are_forced(system: str) -> None:
+    columns = []
+    for may_stop_early in (False, True):
+        engine = pinned_engine(system)
+        ledger = Ledger(engine.scheduler.allocator, may_stop_early=may_stop_early)
+        columns.append(serve(Engine(engine.scheduler, engine.runner, engine.clock, ledger), small_trace()).steps)
+    for name, column in columns[0].items():
+        assert np.array_equal(column, columns[1][name]), name
