@@ -1,13 +1,15 @@
 # Every target does its own set-up: it creates .venv and installs kvbench there when that has not been done yet, or when
-# pyproject.toml or constraints.txt changed since.
+# pyproject.toml or constraints.txt changed since. EXTRAS=dev,models adds what real models need.
 
 PYTHON ?= python3
+EXTRAS ?= dev
 WORKERS ?= 2
 ARGS ?=
 
 BIN := .venv/bin
 KVBENCH := $(BIN)/python -m kvbench
-INSTALLED := .venv/.installed
+comma := ,
+INSTALLED := .venv/.installed-$(subst $(comma),-,$(EXTRAS))
 
 .DEFAULT_GOAL := help
 .PHONY: help install test lint smoke bench data reference
@@ -25,7 +27,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 		echo "Creating .venv"; \
 		$(PYTHON) -m venv .venv || { echo "$(PYTHON) cannot create a virtual environment; install its venv module (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }; }
 	@echo "Installing kvbench and its dependencies into .venv (about a minute)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
 test: lint  ## Check style, types and layers, then run all tests.
