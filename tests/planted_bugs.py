@@ -234,6 +234,12 @@ class ForkTakesBlocks(Paged):
         self.allocate(child, length)
 
 
+class ForkReversesTable(Paged):
+    def fork(self, parent: Hashable, child: Hashable, length: int) -> None:
+        super().fork(parent, child, length)
+        self.tables[child].reverse()
+
+
 class NoCopyOnWrite(Paged):
     """Writes into the shared block."""
 
@@ -251,6 +257,16 @@ class ParentWritesInPlace(Paged):
     def fork(self, parent: Hashable, child: Hashable, length: int) -> None:
         super().fork(parent, child, length)
         del self._lens[parent]
+
+
+class RemembersTheDead(Paged):
+    """What it knew of a sequence that was freed comes back with its key, as after a preemption."""
+
+    def free(self, seq: Hashable) -> None:
+        length = self._lens.get(seq)
+        super().free(seq)
+        if length is not None:
+            self._lens[seq] = length
 
 
 class CopyNotReported(Paged):
@@ -274,7 +290,7 @@ class CopyOfWrongBlock(Paged):
         size = self.block_size
         done: Copies = []
         room = super().append(seqs, done)
-        copies.extend(BlockCopy(first[copy.src // size] * size, copy.dst, copy.num_slots) for copy in done)
+        copies.extend(BlockCopy(first.get(copy.src // size, 0) * size, copy.dst, copy.num_slots) for copy in done)
         return room
 
 
@@ -379,6 +395,19 @@ class AskingTakesABlock(Paged):
         if fit is Fit.LATER and self.pool.free:
             self.pool.free.pop()
         return fit
+
+
+class PromisedToTheFirst(Paged):
+    """Says OK to the first who asks for slots above the watermark, and to nobody else."""
+
+    promised = False
+
+    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+        fit = super().can_allocate(slots, keep)
+        if fit is not Fit.OK or not keep:
+            return fit
+        promised, self.promised = self.promised, True
+        return Fit.LATER if promised else Fit.OK
 
 
 class AskingReordersFreeList(Paged):
@@ -542,13 +571,15 @@ BUGS = [
     Bug(ForkSharesTable, (Law.BOOKS, Law.EXCLUSIVE, Law.MEMORY)),
     Bug(NoCopyOnWrite, (Law.EXCLUSIVE,)),
     Bug(ParentWritesInPlace, (Law.EXCLUSIVE,)),
+    Bug(RemembersTheDead, (Law.ROOM, Law.EXCLUSIVE, Law.ERRORS)),
     Bug(CopyNotReported, (Law.MEMORY,)),
     Bug(CopyReversed, (Law.MEMORY, Law.COPIES)),
     Bug(CopyOfWrongBlock, (Law.MEMORY, Law.COPIES)),
     Bug(CopyOneSlotShort, (Law.MEMORY,)),
     Bug(CopyLeavesThePool, (Law.COPIES,)),
     Bug(CopiesReplaced, (Law.COPIES, Law.ATOMIC)),
-    Bug(ForkTakesBlocks, (Law.FORK,)),
+    Bug(ForkTakesBlocks, (Law.FORK, Law.ERRORS)),
+    Bug(ForkReversesTable, (Law.FORK,)),
     Bug(UsageCountsSharedTwice, (Law.BOOKS, Law.FORK)),
     Bug(UsageForgetsTheRest, (Law.PROTOCOL,)),
     Bug(LargestIsAllThatIsFree, (Law.LARGEST,)),
@@ -558,7 +589,8 @@ BUGS = [
     Bug(NeverInsteadOfLater, (Law.FIT,)),
     Bug(LaterInsteadOfNever, (Law.FIT,)),
     Bug(LaterWhereItFits, (Law.LARGEST, Law.FIT)),
-    Bug(AskingTakesABlock, (Law.PURE,)),
+    Bug(AskingTakesABlock, (Law.PURE, Law.BOOKS)),
+    Bug(PromisedToTheFirst, (Law.PURE,)),
     Bug(AskingReordersFreeList, (Law.DETERMINISM,)),
     Bug(CanAppendAlways, (Law.CAN_APPEND,)),
     Bug(CanAppendCountsSequencesAsBlocks, (Law.CAN_APPEND,)),
@@ -566,10 +598,10 @@ BUGS = [
     Bug(RoomTooLarge, (Law.ROOM,)),
     Bug(RoomOfTheLuckiest, (Law.ROOM,)),
     Bug(RoomForgotten, (Law.ROOM,)),
-    Bug(GrantsWhatIsLeft, (Law.GRANT, Law.FIT)),
+    Bug(GrantsWhatIsLeft, (Law.GRANT, Law.FIT, Law.ERRORS)),
     Bug(GrantNotListed, (Law.GRANT,)),
-    Bug(SortedTable, (Law.MEMORY, Law.FORK)),
-    Bug(NewBlockFirst, (Law.MEMORY,)),
+    Bug(SortedTable, (Law.MEMORY, Law.FORK, Law.EXCLUSIVE)),
+    Bug(NewBlockFirst, (Law.MEMORY, Law.EXCLUSIVE)),
     Bug(MovesWithoutCopy, (Law.MEMORY,)),
     Bug(RandomBlocks, (Law.DETERMINISM,)),
     Bug(SetOrder, (Law.DETERMINISM,)),

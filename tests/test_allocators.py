@@ -306,6 +306,16 @@ def test_room_beyond_the_smallest_is_not_lost() -> None:
     assert len(blocks(paged, "A")) == 3
 
 
+def test_preempted_fork_returns_as_if_new() -> None:
+    paged = Paged(64, block_size=4)
+    paged.allocate("A", 6)
+    paged.fork("A", "B", 6)
+    paged.free("B")
+    paged.allocate("B", 8)
+    assert paged.append(["B"], []) == 4
+    assert len(blocks(paged, "B")) == 3
+
+
 def test_failed_append_leaves_the_free_blocks_in_their_order() -> None:
     paged = Paged(64, block_size=4)
     for seq in "AB":

@@ -58,7 +58,7 @@ TestPaged.settings = settings(max_examples=20, stateful_step_count=20, derandomi
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_machine_passes(name: str) -> None:
-    if broken := first_broken(MATRIX[name], num_examples=30):
+    if broken := first_broken(MATRIX[name], num_examples=25):
         raise broken
 
 
@@ -83,23 +83,18 @@ def test_each_law_is_the_only_one_to_find_some_bug() -> None:
     assert {bug.laws[0] for bug in BUGS if len(bug.laws) == 1} == set(Law)
 
 
-def test_failure_is_a_short_list_of_calls() -> None:
-    broken = examine(lambda: CopyNotReported(34, 4), num_examples=30)
-    assert list(broken) == [Law.MEMORY]
-    lines = str(broken[Law.MEMORY]).splitlines()
-    assert lines[0].startswith("memory: token ")
-    assert "is lost: it is read from slot" in lines[0]
-    assert lines[1] == "   1. allocate(A, 1) -> 4"
-    assert any("fork(A, B, " in line for line in lines)
-    assert len(lines) <= 10
-
-
-def test_every_broken_law_is_reported() -> None:
+def test_every_broken_law_is_reported_with_a_few_calls() -> None:
     class Both(CopyNotReported, LeakLastBlock):
         pass
 
-    broken = examine(lambda: Both(34, 4), num_examples=30)
+    broken = examine(lambda: Both(34, 4), num_examples=15)
     assert set(broken) == {Law.MEMORY, Law.BOOKS}
+    title, *calls = str(broken[Law.MEMORY]).splitlines()
+    assert title.startswith("memory: token ")
+    assert "is lost: it is read from slot" in title
+    assert calls[0] == "   1. allocate(A, 1) -> 4"
+    assert any("fork(A, B, " in call for call in calls)
+    assert len(calls) <= 10
 
 
 def test_failures_are_the_same_every_time() -> None:

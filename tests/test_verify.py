@@ -139,6 +139,16 @@ def test_command_on_a_plug_in(package: Path) -> None:
     assert {path.name for path in package.iterdir()} <= {"mine.py", "wrong.py", "__pycache__"}
 
 
+def test_without_hypothesis_it_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['hypothesis'] = None; from kvbench.verify import main; "
+        "sys.exit(main(['kvbench.allocators.paged:Paged']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "kvbench.verify: the conformance suite needs hypothesis; pip install hypothesis\n"
+
+
 def test_report_of_a_leak(verify: Run) -> None:
     code, out, err = verify("mine:Forgetful", "--num-slots", "26", "--block-size", "4", "--examples", "20")
     assert (code, err) == (1, "")

@@ -19,7 +19,7 @@ Build = Callable[[], Allocator]
 def every_size(build: Build) -> None:
     """``can_allocate`` and ``allocate`` in an empty pool, for every size (of a large pool: at its edges)."""
     shadow = Shadow(build)
-    size, largest, end = shadow.block_size, shadow.fresh.largest_free, shadow.num_slots
+    size, largest, end = shadow.subject.block_size, shadow.fresh.largest_free, shadow.subject.num_slots
     sizes = set(range(1, end + size + 2)) if end <= 64 else {1, 2, size - 1, size, size + 1, 2 * size}
     sizes |= {edge + offset for edge in (largest, end) for offset in (-1, 0, 1)}
     for slots in sorted(sizes - {-1, 0}):
@@ -42,9 +42,11 @@ def same_holes(build: Build) -> None:
                 random.shuffle(freed)
             for seq in freed:
                 shadow.free(seq)
-            usages.add(shadow.books().largest_free)
+            usages.add(shadow.subject.books().largest_free)
             if len(usages) > 1:
-                shadow.broken(Law.LEAK, f"largest_free is {usages} with the same slots free, freed in another order")
+                shadow.subject.broken(
+                    Law.LEAK, f"largest_free is {usages} with the same slots free, freed in another order"
+                )
             shadow.drain(list(shadow.live))
 
 
@@ -58,32 +60,34 @@ def refusals(build: Build) -> None:
         for seq in shadow.live:
             shadow.write(seq, seq.room)
         for mistake in mistakes(shadow):
-            shadow.refuse(mistake)
+            shadow.subject.refuse(mistake, shadow.keys())
 
 
 def growth(build: Build) -> None:
     """One sequence grows until the pool is full, then two side by side."""
     shadow = Shadow(build)
-    if Ability.GROW not in shadow.abilities:
+    if Ability.GROW not in shadow.subject.abilities:
         return
     for num_seqs in (1, 2):
         seqs = [seq for _ in range(num_seqs) if (seq := shadow.allocate(1, 1))]
-        ample = shadow.fresh.largest_free >= 4 * shadow.books().used
-        if ample and not shadow.can_append(num_seqs):
-            shadow.broken(Law.CAN_APPEND, f"can_append({num_seqs}) is False, yet three quarters of the slots are free")
+        ample = shadow.fresh.largest_free >= 4 * shadow.subject.books().used
+        if ample and not shadow.subject.can_append(num_seqs):
+            shadow.subject.broken(
+                Law.CAN_APPEND, f"can_append({num_seqs}) is False, yet three quarters of the slots are free"
+            )
         while shadow.append(seqs):
             pass
         shadow.drain(list(shadow.live))
 
 
 def forks(build: Build) -> None:
-    """Three sequences of one family write in every order, or are freed first; then a grandchild."""
+    """Three sequences of one family write in every order, or are freed first; then grandchildren."""
     for length in (1, 2, 3):
         for writers in permutations(range(3), 2):
             shadow = Shadow(build)
-            if Ability.FORK not in shadow.abilities:
+            if Ability.FORK not in shadow.subject.abilities:
                 return
-            size = shadow.block_size
+            size = shadow.subject.block_size
             parent = shadow.allocate(min(length * size // 2 + 1, shadow.fresh.largest_free), 1)
             if parent is None:
                 return
@@ -95,6 +99,7 @@ def forks(build: Build) -> None:
             for seq in list(shadow.live):
                 if shadow.append([shadow.fork(seq), seq]):
                     shadow.step()
+                shadow.readmit(shadow.fork(seq))
             shadow.drain(list(shadow.live))
 
 
@@ -114,7 +119,7 @@ def drive(build: Build, reservation: Reservation, num_steps: int = 250, seed: in
         seed: of the requests.
     """
     shadow = Shadow(build)
-    if reservation.grows and Ability.GROW not in shadow.abilities:
+    if reservation.grows and Ability.GROW not in shadow.subject.abilities:
         return
     random = Random(seed)
     longest = max(2, shadow.fresh.largest_free // 2)
@@ -124,23 +129,25 @@ def drive(build: Build, reservation: Reservation, num_steps: int = 250, seed: in
             prompt_len = random.randint(1, longest - 1)
             request = Request(number, 0.0, prompt_len, random.randint(1, longest - prompt_len))
             slots = max(reservation.slots(request, longest), prompt_len)
-            if slots <= shadow.fresh.largest_free and (seq := shadow.allocate(prompt_len, slots)):
+            if slots <= shadow.fresh.largest_free and (
+                seq := shadow.allocate(prompt_len, slots, again=number % 2 == 0)
+            ):
                 final_len[seq] = request.final_len
-        if reservation.grows and Ability.FORK in shadow.abilities and shadow.live and random.random() < 0.2:
+        if reservation.grows and Ability.FORK in shadow.subject.abilities and shadow.live and random.random() < 0.2:
             parent = random.choice(shadow.live)
             final_len[shadow.fork(parent)] = final_len[parent] + random.randint(0, 3)
         for seq in list(shadow.live):
             if len(seq.tokens) >= final_len[seq]:
                 shadow.free(seq)
         if not reservation.grows and any(not seq.room for seq in shadow.live):
-            shadow.broken(Law.ROOM, "a sequence ran out of the room that was reserved for all of its tokens")
+            shadow.subject.broken(Law.ROOM, "a sequence ran out of the room that was reserved for all of its tokens")
         shadow.step()
     shadow.drain(list(shadow.live))
 
 
 def _fill(shadow: Shadow, most: int = 1 << 20) -> None:
     """Grant small equal pieces (a granule, of a large pool a 32nd) until the pool is full."""
-    piece = max(shadow.block_size, shadow.num_slots // 32)
+    piece = max(shadow.subject.block_size, shadow.subject.num_slots // 32)
     while len(shadow.live) < most and shadow.allocate(1, piece):
         pass
 

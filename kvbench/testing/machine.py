@@ -59,11 +59,11 @@ class AllocatorMachine(RuleBasedStateMachine):
         for size, length in held:
             self.allocate(size, length)
 
-    @rule(size=SIZE, length=SIZE)
-    def allocate(self, size: tuple[int, int], length: tuple[int, int]) -> None:
-        """A new sequence with fewer tokens than the slots it asks for, or as many."""
+    @rule(size=SIZE, length=SIZE, again=st.booleans())
+    def allocate(self, size: tuple[int, int], length: tuple[int, int], again: bool = False) -> None:
+        """A new sequence, or one that returns, with fewer tokens than the slots it asks for or as many."""
         slots = self._scaled(size)
-        self._do(Shadow.allocate, slots - self._scaled(length) % slots, slots)
+        self._do(Shadow.allocate, slots - self._scaled(length) % slots, slots, again)
 
     @precondition(lambda self: self.has())
     @rule(seq=PICK, count=st.integers(1, 8))
@@ -90,6 +90,12 @@ class AllocatorMachine(RuleBasedStateMachine):
         self._do(Shadow.free, self._pick(seq))
 
     @precondition(lambda self: self.has())
+    @rule(seq=PICK)
+    def preempt(self, seq: int) -> None:
+        """A sequence loses its memory, returns under its own key, and writes on."""
+        self._do(Shadow.readmit, self._pick(seq))
+
+    @precondition(lambda self: self.has())
     @rule()
     def step(self) -> None:
         """One step of a scheduler."""
@@ -99,13 +105,13 @@ class AllocatorMachine(RuleBasedStateMachine):
     def probe(self, size: tuple[int, int], keep: int) -> None:
         """What ``can_allocate`` says, and whether it is so."""
         if self._shadow:
-            self._do(Shadow.probe, self._scaled(size), keep * self._shadow.block_size)
+            self._do(Shadow.probe, self._scaled(size), keep * self._shadow.subject.block_size)
 
     @rule(keep=st.integers(0, 1))
     def probe_largest(self, keep: int) -> None:
         """The same, of what is said to be the largest grant possible."""
         if self._shadow:
-            self._do(Shadow.probe_largest, keep * self._shadow.block_size)
+            self._do(Shadow.probe_largest, keep * self._shadow.subject.block_size)
 
     @rule(verb=st.sampled_from(["free", "allocate", "append", "fork"]), index=PICK, full=st.booleans())
     def mistake(self, verb: str, index: int, full: bool) -> None:
@@ -125,7 +131,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     def has(self, ability: Ability = Ability.NONE) -> bool:
         """Whether there is a live sequence, and an allocator that can do this."""
-        return self._shadow is not None and bool(self._shadow.live) and ability in self._shadow.abilities
+        return self._shadow is not None and bool(self._shadow.live) and ability in self._shadow.subject.abilities
 
     def _pick(self, index: int) -> Tracked:
         assert self._shadow
@@ -136,7 +142,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         if not self._shadow:
             return 1
         scale, number = size
-        pool, granule = self._shadow.num_slots, self._shadow.block_size
+        pool, granule = self._shadow.subject.num_slots, self._shadow.subject.block_size
         return 1 + number % (pool + granule, max(1, pool // 2), 2 * granule)[scale]
 
     def _do(self, verb: Callable[..., object], *args: Any) -> None:
@@ -153,14 +159,14 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 def _fork(shadow: Shadow, parent: Tracked, writers: list[str]) -> None:
     family = {"parent": parent, "child": shadow.fork(parent)}
-    for writer in writers if Ability.GROW in shadow.abilities else ():
+    for writer in writers if Ability.GROW in shadow.subject.abilities else ():
         if shadow.append([family[writer]]):
             shadow.write(family[writer], 1)
 
 
 def _make_mistake(shadow: Shadow, verb: str, index: int) -> None:
     possible = [mistake for mistake in mistakes(shadow) if mistake.verb == verb]
-    shadow.refuse(possible[index % len(possible)])
+    shadow.subject.refuse(possible[index % len(possible)], shadow.keys())
 
 
 def first_broken(
