@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_NUM_CANDIDATES = 256
-"""Tokens that are sorted for top-p at first; eight times as many each time they do not hold its probability."""
+_CPU_BLOCK = 2**20
+"""Logits of the rows that are worked on at a time: what stays in the cache takes a third of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +138,15 @@ def sample(logits: Tensor, rows: SamplingRows, positions: ArrayLike) -> Tensor:
     drawn = np.flatnonzero(rows.temperature > 0)
     if not drawn.size:
         return tokens
-    index = torch.from_numpy(drawn).to(logits.device)
-    chosen = rows.take(drawn)
-    cumulative = probabilities(logits[index], chosen).cumsum(dim=-1, dtype=torch.float64)
-    numbers = torch.from_numpy(uniforms(chosen.seed, np.asarray(positions)[drawn])).to(logits.device)
-    # The first token whose cumulative probability exceeds the number; never one of probability 0.
-    tokens[index] = torch.searchsorted(cumulative, numbers[:, None] * cumulative[:, -1:], right=True)[:, 0]
+    numbers = uniforms(rows.seed, positions)
+    rows_per_block = max(_CPU_BLOCK // logits.shape[1], 1) if logits.device.type == "cpu" else len(drawn)
+    for start in range(0, len(drawn), rows_per_block):
+        block = drawn[start : start + rows_per_block]
+        index = torch.from_numpy(block).to(logits.device)
+        cumulative = probabilities(logits[index], rows.take(block)).cumsum(dim=-1, dtype=torch.float64)
+        aims = torch.from_numpy(numbers[block]).to(logits.device)[:, None] * cumulative[:, -1:]
+        # The first token whose cumulative probability exceeds the aim; never one of probability 0.
+        tokens[index] = torch.searchsorted(cumulative, aims, right=True)[:, 0]
     return tokens
 
 
@@ -168,30 +171,30 @@ def probabilities(logits: Tensor, rows: SamplingRows) -> Tensor:
     if is_limited.any():
         top_k = np.where(is_limited, rows.top_k, 1)
         lowest = logits.topk(int(top_k.max()), dim=-1).values.gather(1, column(top_k - 1))
-        logits = logits.masked_fill(column(is_limited) & (logits < lowest), -torch.inf)
+        lowest = torch.where(column(is_limited), lowest, -torch.inf)
+        logits = torch.where(logits < lowest, -torch.inf, logits)
     # The largest is subtracted first, so that a small temperature overflows towards probability 0 alone.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / column(rows.temperature)
     weights = torch.softmax(scaled, dim=-1)
-    if (rows.top_p < 1).any():
-        weights = weights.masked_fill(weights < _nucleus(weights, column(rows.top_p)), 0.0)
+    cut = np.flatnonzero(rows.top_p < 1)
+    if cut.size:
+        index = torch.from_numpy(cut).to(logits.device)
+        least = _nucleus(weights[index], column(rows.top_p)[index])
+        weights[index] = torch.where(weights[index] < least, 0.0, weights[index])
     return weights
 
 
 def _nucleus(weights: Tensor, top_p: Tensor) -> Tensor:
-    """The least probability [B, 1] among the most probable tokens that together have ``top_p``; 0 where that is 1."""
+    """The least probability [B, 1] among the most probable tokens that together have ``top_p`` [B, 1]."""
     import torch
 
-    vocab_size = weights.shape[1]
-    num_candidates = min(_NUM_CANDIDATES, vocab_size)
-    while True:
-        largest = weights.topk(num_candidates, dim=-1).values
-        cumulative = largest.cumsum(dim=-1, dtype=torch.float64)
-        is_enough = (cumulative[:, -1:] >= top_p) | (top_p >= 1)
-        if num_candidates == vocab_size or bool(is_enough.all()):
-            break
-        num_candidates = min(8 * num_candidates, vocab_size)
+    if weights.device.type == "cpu":  # NumPy sorts with vector instructions, nine times as fast as torch
+        largest = torch.from_numpy(-np.sort(-weights.numpy(), axis=-1))
+    else:
+        largest = weights.sort(dim=-1, descending=True).values
+    cumulative = largest.cumsum(dim=-1, dtype=torch.float64)
     num_kept = (cumulative - largest < top_p).sum(dim=-1, keepdim=True)
-    return largest.gather(1, num_kept - 1).masked_fill(top_p >= 1, 0.0)
+    return largest.gather(1, num_kept - 1)
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: ArrayLike) -> NDArray[np.float64]:

@@ -32,9 +32,10 @@ def read_config(path: Path) -> LlamaConfig:
     """The configuration that the header states.
 
     Raises:
-        KvbenchError: the file cannot be read, or is not of this format.
+        KvbenchError: the file cannot be read, or does not have the size that its header implies.
     """
     try:
+        num_bytes = path.stat().st_size
         with path.open("rb") as file:
             header = _HEADER.unpack(file.read(_HEADER.size))
     except (OSError, struct.error) as error:
@@ -42,7 +43,7 @@ def read_config(path: Path) -> LlamaConfig:
     dim, hidden_dim, num_layers, num_heads, num_kv_heads, vocab_size, seq_len = header
     if min(dim, hidden_dim, num_layers, num_heads, num_kv_heads, seq_len, abs(vocab_size)) < 1 or dim % num_heads:
         raise KvbenchError(f"model.weights={path} is not in llama2.c's legacy format: its header is {header}")
-    return LlamaConfig(
+    config = LlamaConfig(
         hidden_size=dim,
         intermediate_size=hidden_dim,
         num_hidden_layers=num_layers,
@@ -57,21 +58,20 @@ def read_config(path: Path) -> LlamaConfig:
         eos_token_id=EOS,
         pad_token_id=None,
     )
+    expected = _HEADER.size + 4 * sum(math.prod(shape) for _, shape in _layout(config))
+    if num_bytes != expected:
+        raise KvbenchError(
+            f"model.weights={path} is cut off, or not in llama2.c's legacy format: it has {num_bytes} bytes, and its "
+            f"header {header} makes {expected}"
+        )
+    return config
 
 
 def read_model(path: Path, config: LlamaConfig, dtype: torch.dtype, device: str | torch.device) -> PreTrainedModel:
-    """The weights.
-
-    Raises:
-        KvbenchError: the file has another size than its header says.
-    """
-    values = np.fromfile(path, dtype="<f4", offset=_HEADER.size)
-    layout = _layout(config)
-    expected = sum(math.prod(shape) for _, shape in layout)
-    if len(values) != expected:
-        raise KvbenchError(f"model.weights={path} has {len(values)} weights, its header says {expected}; copy it again")
+    """The weights of a file whose ``config`` was read before."""
+    values = torch.from_numpy(np.fromfile(path, dtype="<f4", offset=_HEADER.size))
     model = empty(config, dtype, device)
-    fill(model, _weights(torch.from_numpy(values), layout, config), f"model.weights={path}")
+    fill(model, _weights(values, config), f"model.weights={path}")
     return model
 
 
@@ -122,13 +122,11 @@ def _layout(config: LlamaConfig) -> list[tuple[str, tuple[int, ...]]]:
     ]
 
 
-def _weights(
-    values: torch.Tensor, layout: list[tuple[str, tuple[int, ...]]], config: LlamaConfig
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _weights(values: torch.Tensor, config: LlamaConfig) -> Iterator[tuple[str, torch.Tensor]]:
     shapes = shapes_of(config)
     heads: dict[str, int] = {"self_attn.q_proj": shapes["num_heads"], "self_attn.k_proj": shapes["num_kv_heads"]}
     offset = 0
-    for name, shape in layout:
+    for name, shape in _layout(config):
         size = math.prod(shape)
         array = values[offset : offset + size].view(shape)
         offset += size

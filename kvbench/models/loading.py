@@ -82,18 +82,16 @@ def _stop_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
 
 def _read(source: sources.Source, shapes: Model, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     dtype = dtypes.torch_dtype(shapes.dtype)
-    if source.kind == "gguf":
-        assert source.path is not None
+    if source.path is not None and source.kind == "gguf":
         file = GGUF(source.path)
         stated = file.config()
         families.check_shapes(shapes, stated)
         return file.model(stated, dtype, device), file.tokenizer()
-    if source.kind == "llama2c":
-        assert source.path is not None
-        small = llama2c.read_config(source.path)
-        families.check_shapes(shapes, small)
-        model = llama2c.read_model(source.path, small, dtype, device)
-        return model, llama2c.read_tokenizer(source.path, small.vocab_size)
+    if source.path is not None and source.kind == "llama2c":
+        header = llama2c.read_config(source.path)
+        families.check_shapes(shapes, header)
+        model = llama2c.read_model(source.path, header, dtype, device)
+        return model, llama2c.read_tokenizer(source.path, shapes.vocab_size)
     config = pretrained.read_config(source)
     families.check_supported(config, f"model.weights={shapes.weights}")
     families.check_shapes(shapes, config)

@@ -51,11 +51,17 @@ def read_model(
 
 
 def read_tokenizer(source: Source) -> PreTrainedTokenizerBase | None:
-    """The tokenizer that lies beside the weights, if any does: a run on lengths needs none."""
+    """The tokenizer; None for a folder that has none, since a run on lengths needs none.
+
+    Raises:
+        KvbenchError: it cannot be read or fetched.
+    """
+    if source.path is not None and not any(source.path.glob("tokenizer*")):
+        return None
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_place(source), revision=source.revision)
-    except (OSError, ValueError, KeyError, ImportError):
-        return None
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise _refused(source, error) from error
     return tokenizer
 
 
