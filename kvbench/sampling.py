@@ -199,7 +199,7 @@ def _nucleus(weights: Tensor, top_p: Tensor) -> Tensor:
 
 def uniforms(seeds: NDArray[np.uint64], positions: ArrayLike) -> NDArray[np.float64]:
     """One number in [0, 1) for each pair of seed and position: multiples of 2**-53."""
-    return (_random_bits(seeds, positions) >> np.uint64(11)) * 2.0**-53
+    return (_random_bits(seeds, positions) >> np.uint64(11)) * np.float64(2.0**-53)
 
 
 def _random_bits(seeds: NDArray[np.uint64], positions: ArrayLike) -> NDArray[np.uint64]:
