@@ -182,6 +182,14 @@ def test_masked_tokens_are_never_drawn() -> None:
     assert set(tokens.tolist()) == {5, 63}
 
 
+@pytest.mark.parametrize(("number", "token"), [(0.0, 5), (0.5, 63), (float(np.nextafter(1, 0)), 63)])
+def test_the_ends_of_the_random_numbers(monkeypatch: pytest.MonkeyPatch, number: float, token: int) -> None:
+    logits = torch.full((1, 66), -torch.inf)
+    logits[0, [5, 63]] = 0.0
+    monkeypatch.setattr("kvbench.sampling.uniforms", lambda *_: np.array([number]))
+    assert sample(logits, SamplingRows.of([SamplingParams(temperature=1.0)]), [0]).tolist() == [token]
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_finite_are_refused(value: float, temperature: float) -> None:
