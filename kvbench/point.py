@@ -187,7 +187,7 @@ def sources_digest(package: Path) -> str:
     paths = sorted(
         path
         for path in package.rglob("*")
-        if path.is_file() and path.suffix != ".pyc" and path.relative_to(package).parts[0] not in NO_INFLUENCE
+        if path.is_file() and "__pycache__" not in path.parts and path.relative_to(package).parts[0] not in NO_INFLUENCE
     )
     return _digest_files(package, paths)
 

@@ -39,10 +39,11 @@ def said(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return captured.out
 
 
-def start(*command: str, package: Path | None = None) -> subprocess.Popen[str]:
+def start(*command: str, package: Path | None = None, cwd: Path | None = None) -> subprocess.Popen[str]:
     """Start kvbench in a process group of its own; ``package`` is run in place of the one under test."""
     return subprocess.Popen(
         [sys.executable, "-m", "kvbench", *command],
+        cwd=cwd,
         env=os.environ if package is None else os.environ | {"PYTHONPATH": str(package)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -228,7 +229,8 @@ SWEEP = ["-m", "workload.request_rate=1.5,1.51,1.52,1.53,1.54,1.55", "workload.d
 def undisturbed(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """The rows of the sweep when nothing happens to it."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    process = start(*SWEEP, "executor=serial", f"results_dir={folder}", f"data_dir={folder}", package=clone)
+    where = {"package": clone, "cwd": folder}
+    process = start(*SWEEP, "executor=serial", f"results_dir={folder}", f"data_dir={folder}", **where)
     process.communicate(timeout=120)
     assert process.returncode == 0
     return rows(str(folder / "adhoc"))

@@ -111,6 +111,7 @@ def test_sources_that_cannot_matter_do_not_change_the_key(package: Path) -> None
         (package / changed).write_text((package / changed).read_text() + "\n")
     (package / "__pycache__").mkdir()
     (package / "__pycache__" / "core.cpython-311.pyc").write_text("")
+    (package / "__pycache__" / "cpu.attend-1.py311.nbi").write_text("")
     sources_digest.cache_clear()
     assert sources_digest(package) == before
 
