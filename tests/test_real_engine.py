@@ -1,0 +1,157 @@
+"""Real tokens: every system generates what Hugging Face's own ``generate`` does, under memory pressure."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+
+pytest.importorskip("torch", reason="real runs need kvbench[models]")
+
+import torch
+
+from kvbench.allocators.base import Allocator
+from kvbench.allocators.buddy import Buddy
+from kvbench.allocators.contiguous import Contiguous
+from kvbench.allocators.first_fit import FirstFit
+from kvbench.allocators.paged import Paged
+from kvbench.attention import cpu, reference
+from kvbench.attention.base import Attend
+from kvbench.attention.hf import PackedModel
+from kvbench.cache import KVCache
+from kvbench.capacity import Model
+from kvbench.clock import VirtualClock
+from kvbench.core import Batch, Request, StepResult
+from kvbench.engine import Engine, serve
+from kvbench.ledger import Ledger
+from kvbench.models.loading import LoadedModel, load
+from kvbench.records import Record
+from kvbench.reservation import Max, OnDemand, Oracle, Pow2
+from kvbench.runners.simulated import IterationCosts, Simulated
+from kvbench.runners.torch import Torch, random_prompts
+from kvbench.sampling import SamplingParams
+from kvbench.schedulers.base import Scheduler
+from kvbench.schedulers.iteration_level import IterationLevel
+from kvbench.schedulers.request_level import RequestLevel
+
+MAX_LEN = 64
+SHAPES = {
+    "tiny_llama": Model("tiny_llama", "llama", 2, 64, 4, 2, 16, 128, 211, 101_056, MAX_LEN, "float32"),
+    "tiny_opt": Model("tiny_opt", "opt", 2, 64, 4, 4, 16, 128, 211, 84_800, MAX_LEN, "float32"),
+}
+COSTS = IterationCosts(a_ms=20.0, b_ms=0.01, c_ms=0.5, p_ms=0.2, q_ms=0.0)
+
+
+@cache
+def model(name: str) -> LoadedModel:
+    return load(SHAPES[name])
+
+
+def system(name: str, num_slots: int) -> Scheduler:
+    if name == "fastertransformer":
+        return RequestLevel(Contiguous(num_slots, MAX_LEN), Max(), MAX_LEN, 4, MAX_LEN)
+    if name.startswith("vllm"):
+        block_size = int(name.removeprefix("vllm") or 4)
+        return IterationLevel(Paged(num_slots, block_size), OnDemand(), MAX_LEN, watermark=0.0)
+    allocator: Allocator = FirstFit(num_slots) if name == "first_fit" else Buddy(num_slots, 4, MAX_LEN)
+    reservation = {"orca_max": Max(), "orca_pow2": Pow2(), "orca_oracle": Oracle(), "first_fit": Oracle()}[name]
+    return IterationLevel(allocator, reservation, MAX_LEN)
+
+
+SYSTEMS = ["fastertransformer", "orca_max", "orca_pow2", "orca_oracle", "first_fit", "vllm1", "vllm4", "vllm16"]
+
+
+class Priced:
+    """A real runner whose iterations take the seconds that a simulated one charges for them."""
+
+    def __init__(self, real: Torch) -> None:
+        self.real = real
+        self.simulated = Simulated(COSTS)
+
+    def execute(self, batch: Batch) -> StepResult:
+        seconds = self.simulated.execute(batch).seconds
+        return StepResult(seconds, self.real.execute(batch).finished)
+
+
+def run(
+    name: str, scheduler: Scheduler, requests: list[Request], attend: Attend, params: SamplingParams | None = None
+) -> tuple[Record, dict[int, list[int]]]:
+    loaded = model(name)
+    shapes = loaded.shapes
+    pool = KVCache(shapes.num_layers, scheduler.allocator.num_slots, shapes.num_kv_heads, shapes.head_dim)
+    for tensor in (*pool.keys, *pool.values):
+        tensor.fill_(torch.nan)  # whatever a sequence does not own shows if it is read
+    prompts = random_prompts(shapes.vocab_size, 0)
+    packed = PackedModel(loaded.model, pool, attend)
+    runner = Torch(packed, pool, scheduler.allocator, prompts, params or SamplingParams())
+    ledger = Ledger(scheduler.allocator, may_stop_early=bool(params and params.stop_token_ids))
+    record = serve(Engine(scheduler, Priced(runner), VirtualClock(), ledger), requests)
+    return record, runner.outputs
+
+
+@cache
+def some_requests() -> tuple[Request, ...]:
+    rng = random.Random(3)
+    return tuple(Request(i, i * 0.02, rng.randint(1, 24), rng.randint(1, 32)) for i in range(14))
+
+
+@cache
+def generated(name: str) -> dict[int, tuple[int, ...]]:
+    """What Hugging Face generates, one request at a time, with its own cache and attention."""
+    loaded = load(SHAPES[name])
+    loaded.model.set_attn_implementation("eager")
+    prompts = random_prompts(loaded.shapes.vocab_size, 0)
+    outputs = {}
+    for request in some_requests():
+        ids = torch.tensor([prompts(request)])
+        whole = loaded.model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=request.output_len,
+            max_new_tokens=request.output_len, pad_token_id=0,
+        )  # fmt: skip
+        outputs[request.id] = tuple(whole[0, request.prompt_len :].tolist())
+    return outputs
+
+
+@pytest.mark.parametrize("system_name", SYSTEMS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_greedy_tokens_equal_generate(name: str, system_name: str) -> None:
+    record, outputs = run(name, system(system_name, 3 * MAX_LEN), list(some_requests()), cpu.attend)
+    if system_name.startswith("vllm"):
+        assert record.requests["num_preemptions"].sum() > 0
+    assert not record.requests["rejected"].any()
+    assert {key: tuple(tokens) for key, tokens in outputs.items()} == generated(name)
+
+
+@pytest.mark.parametrize("system_name", ["orca_pow2", "vllm4", "fastertransformer"])
+def test_real_and_simulated_runs_decide_the_same_given_the_same_durations(system_name: str) -> None:
+    requests = list(some_requests())
+    real, _ = run("tiny_llama", system(system_name, 3 * MAX_LEN), requests, reference.attend)
+    scheduler = system(system_name, 3 * MAX_LEN)
+    simulated = serve(Engine(scheduler, Simulated(COSTS), VirtualClock(), Ledger(scheduler.allocator)), requests)
+    for name, column in simulated.steps.items():
+        assert column.tolist() == real.steps[name].tolist(), name
+
+
+def test_sampled_tokens_depend_on_the_request_alone() -> None:
+    params = SamplingParams(temperature=0.8, top_k=50, top_p=0.9, seed=11)
+    outputs = [
+        run("tiny_llama", system(name, size * MAX_LEN), list(some_requests()), cpu.attend, params)[1]
+        for name, size in (("vllm4", 3), ("orca_max", 3), ("vllm16", 14))
+    ]
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+@pytest.mark.parametrize("system_name", ["vllm4", "orca_max", "fastertransformer"])
+def test_stop_tokens_end_a_sequence(system_name: str) -> None:
+    whole = generated("tiny_llama")
+    stop = max((token for tokens in whole.values() for token in tokens[:-1]), key=[*whole[5], *whole[7]].count)
+    expected = {key: tokens[: tokens.index(stop) + 1] if stop in tokens else tokens for key, tokens in whole.items()}
+    assert expected != whole
+    params = SamplingParams(stop_token_ids=(stop,))
+    record, outputs = run("tiny_llama", system(system_name, 3 * MAX_LEN), list(some_requests()), cpu.attend, params)
+    assert {key: tuple(tokens) for key, tokens in outputs.items()} == expected
+    assert record.requests["output_len"].tolist() == [len(tokens) for _, tokens in sorted(expected.items())]
+    classes = ("token_states", "reserved", "overreserved", "padding", "free")
+    assert (sum(record.steps[name].astype(int) for name in classes) == 3 * MAX_LEN).all()
+    assert all((record.steps[name].astype(int) >= 0).all() for name in classes)
