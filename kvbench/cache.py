@@ -92,6 +92,6 @@ def _pool(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     size = torch.Size(shape).numel() * dtype.itemsize
     if device.type != "cpu" or size == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)

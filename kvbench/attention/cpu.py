@@ -54,8 +54,7 @@ def attend(
             f"attention=cpu cannot read a {str(keys.dtype).removeprefix('torch.')} cache on {keys.device}; "
             "it supports float32 and bfloat16 on cpu"
         )
-    num_threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
-    numba.set_num_threads(num_threads)
+    num_threads = _use_threads(torch.get_num_threads())
     where, block_size = _where(batch)
     out = _attend(
         q.float().contiguous().numpy(),
@@ -69,6 +68,15 @@ def attend(
         num_threads,
     )
     return torch.from_numpy(out).to(q.dtype)
+
+
+def _use_threads(num_threads: int) -> int:
+    """Let numba use as many threads as torch, as far as it has them; returns how many."""
+    usable = min(num_threads, numba.config.NUMBA_NUM_THREADS)
+    numba.set_num_threads(usable)  # its first call starts numba's threads ...
+    if torch.get_num_threads() != num_threads:
+        torch.set_num_threads(num_threads)  # ... which resets torch's number where both have one OpenMP library
+    return usable
 
 
 def _where(batch: PackedBatch) -> tuple[np.ndarray, int]:
@@ -86,6 +94,11 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 
 def _compiled(function: F) -> F:
     compiled: F = numba.njit(cache=True, error_model="numpy", fastmath=FAST_MATH)(function)
+    return compiled
+
+
+def _inlined(function: F) -> F:
+    compiled: F = numba.njit(cache=True, error_model="numpy", fastmath=FAST_MATH, forceinline=True)(function)
     return compiled
 
 
@@ -124,8 +137,8 @@ def _widen_typed(x: Any) -> Callable[[Any], Any]:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _prefetch(typing: Any, row: Any, index: Any) -> Any:
-    """Ask for the cache line of ``row[index]``, which may lie beyond the row."""
+def _prefetch(typing: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line of element ``index`` of a contiguous array, counted from its first."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -136,10 +149,10 @@ def _prefetch(typing: Any, row: Any, index: Any) -> Any:
         builder.call(function, [address, i32(0), i32(3), i32(1)])  # a read, kept in all levels, of data
         return context.get_dummy_value()
 
-    return numba.types.void(row, numba.types.intp), generate
+    return numba.types.void(array, numba.types.intp), generate
 
 
-@_compiled
+@_inlined
 def _exp(x: Any) -> Any:
     """``exp`` for x <= 0 within 2 units in the last place, so that loops over it vectorise (Cephes' ``expf``)."""
     whole = np.floor(x * F32(1.44269504) + F32(0.5))
@@ -155,71 +168,112 @@ def _exp(x: Any) -> Any:
     return series * power if x > F32(-87.0) else F32(0.0)
 
 
-@_compiled
-def _scores(q: Any, k0: Any, k1: Any, k2: Any, k3: Any, scores: Any, t: Any) -> None:
-    """Every query row times four tokens' keys."""
-    for row in range(len(scores)):
-        s0 = s1 = s2 = s3 = F32(0.0)
-        for d in range(q.shape[1]):
-            x = q[row, d]
-            s0 += x * _widen(k0[d])
-            s1 += x * _widen(k1[d])
-            s2 += x * _widen(k2[d])
-            s3 += x * _widen(k3[d])
-        scores[row, t] = s0
-        scores[row, t + 1] = s1
-        scores[row, t + 2] = s2
-        scores[row, t + 3] = s3
+@_inlined
+def _fetch(stored: Any, slots: Any, t: Any, first_head: Any, num_heads: Any) -> None:
+    """Prefetch four tokens' rows."""
+    head_dim = stored.shape[2]
+    for i in range(t, t + 4):
+        first = (slots[i] * stored.shape[1] + first_head) * head_dim
+        for x in range(first, first + num_heads * head_dim, LINE_BYTES // stored.itemsize):
+            _prefetch(stored, x)
 
 
-@_compiled
-def _accumulate(scores: Any, t: Any, v0: Any, v1: Any, v2: Any, v3: Any, sums: Any) -> None:
-    """Add four tokens' values to every query row's sum."""
-    for row in range(len(scores)):
-        p0, p1, p2, p3 = scores[row, t], scores[row, t + 1], scores[row, t + 2], scores[row, t + 3]
-        total = sums[row]
-        for d in range(sums.shape[1]):
-            total[d] += p0 * _widen(v0[d]) + p1 * _widen(v1[d]) + p2 * _widen(v2[d]) + p3 * _widen(v3[d])
-
-
-@_compiled
-def _softmax(scores: Any, num: Any, num_visible: Any, state: Any, sums: Any) -> None:
-    """Turn one row's scores of a tile into weights; ``state`` is its maximum so far and its sum of weights."""
-    for t in range(num_visible, num):
-        scores[t] = MASKED
-    high = state[0]
-    for t in range(num):
-        high = max(high, scores[t])
-    total = F32(0.0)
-    for t in range(num):
-        weight = _exp(scores[t] - high)
-        scores[t] = weight
-        total += weight
-    shrink = _exp(state[0] - high)
-    state[0] = high
-    state[1] = state[1] * shrink + total
-    if shrink != F32(1.0):
-        for d in range(len(sums)):
-            sums[d] *= shrink
-
-
-@_compiled
-def _rows4(stored: Any, slots: Any, t: Any, head: Any, wide: Any) -> None:
+@_inlined
+def _copy_rows(stored: Any, slots: Any, t: Any, head: Any, rows: Any) -> None:
     """Four tokens' rows as fp32."""
     for i in range(4):
-        row = stored[slots[t + i], head]
-        for d in range(len(row)):
-            wide[i, d] = _widen(row[d])
+        slot = slots[t + i]
+        for d in range(stored.shape[2]):
+            rows[i, 0, d] = _widen(stored[slot, head, d])
+
+
+@_inlined
+def _multiply(q: Any, h: Any, num_rows: Any, k: Any, a: Any, b: Any, c: Any, d: Any, head: Any, t: Any, out: Any) -> None:
+    """Scores of every query row with the keys of four tokens, in slots a to d."""
+    for row in range(num_rows):
+        sa = sb = sc = sd = F32(0.0)
+        for x in range(k.shape[2]):
+            y = q[h, row, x]
+            sa += y * _widen(k[a, head, x])
+            sb += y * _widen(k[b, head, x])
+            sc += y * _widen(k[c, head, x])
+            sd += y * _widen(k[d, head, x])
+        out[h, row, t], out[h, row, t + 1], out[h, row, t + 2], out[h, row, t + 3] = sa, sb, sc, sd
+
+
+@_inlined
+def _accumulate(p: Any, h: Any, num_rows: Any, v: Any, a: Any, b: Any, c: Any, d: Any, head: Any, t: Any, out: Any) -> None:
+    """Add the values of four tokens, in slots a to d, to every query row's sum."""
+    for row in range(num_rows):
+        pa, pb, pc, pd = p[h, row, t], p[h, row, t + 1], p[h, row, t + 2], p[h, row, t + 3]
+        for x in range(v.shape[2]):
+            out[h, row, x] += (
+                pa * _widen(v[a, head, x])
+                + pb * _widen(v[b, head, x])
+                + pc * _widen(v[c, head, x])
+                + pd * _widen(v[d, head, x])
+            )
 
 
 @_compiled
-def _prefetch4(stored: Any, slots: Any, t: Any, first_head: Any, num_heads: Any) -> None:
-    """Prefetch the rows of four tokens to come."""
-    step = LINE_BYTES // stored.itemsize
-    for i in range(4):
-        row = stored[slots[t + i], first_head]
-        for x in range(0, num_heads * stored.shape[2], step):
-            _prefetch(row, x)
+def _multiply_tile(
+    queries: Any, keys: Any, slots: Any, num: Any, first_head: Any, num_heads: Any, num_rows: Any, rows: Any, scores: Any
+) -> None:
+    """The scores of a tile."""
+    for t in range(0, num, 4):
+        _fetch(keys, slots, t + AHEAD_LEN, first_head, num_heads)
+        a, b, c, d = slots[t], slots[t + 1], slots[t + 2], slots[t + 3]
+        for h in range(num_heads):
+            if num_rows > 2:  # what several queries read is widened once
+                _copy_rows(keys, slots, t, first_head + h, rows)
+                _multiply(queries, h, num_rows, rows, 0, 1, 2, 3, 0, t, scores)
+            else:
+                _multiply(queries, h, num_rows, keys, a, b, c, d, first_head + h, t, scores)
+
+
+@_compiled
+def _accumulate_tile(
+    weights: Any, values: Any, slots: Any, num: Any, first_head: Any, num_heads: Any, num_rows: Any, rows: Any, sums: Any
+) -> None:
+    """Add a tile's values."""
+    for t in range(0, num, 4):
+        _fetch(values, slots, t + AHEAD_LEN, first_head, num_heads)
+        a, b, c, d = slots[t], slots[t + 1], slots[t + 2], slots[t + 3]
+        for h in range(num_heads):
+            if num_rows > 2:
+                _copy_rows(values, slots, t, first_head + h, rows)
+                _accumulate(weights, h, num_rows, rows, 0, 1, 2, 3, 0, t, sums)
+            else:
+                _accumulate(weights, h, num_rows, values, a, b, c, d, first_head + h, t, sums)
+
+
+@_compiled
+def _softmax_tile(
+    scores: Any, num: Any, num_heads: Any, num_rows: Any, group: Any, first_visible: Any, states: Any, sums: Any
+) -> None:
+    """Turn a tile's scores into weights; ``states`` holds each row's maximum so far and its sum of weights.
+
+    The first query sees ``first_visible`` tokens of the tile, each next one more.
+    """
+    for h in range(num_heads):
+        for row in range(num_rows):
+            for t in range(max(0, first_visible + row // group), num):
+                scores[h, row, t] = MASKED
+            old = states[h, row, 0]
+            high = old
+            for t in range(num):
+                high = max(high, scores[h, row, t])
+            total = F32(0.0)
+            for t in range(num):
+                weight = _exp(scores[h, row, t] - high)
+                scores[h, row, t] = weight
+                total += weight
+            shrink = _exp(old - high)
+            states[h, row, 0] = high
+            states[h, row, 1] = states[h, row, 1] * shrink + total
+            if shrink != F32(1.0):
+                for d in range(sums.shape[2]):
+                    sums[h, row, d] *= shrink
 
 
 @_compiled
@@ -322,7 +376,7 @@ def _attend_units(
     scores = np.empty((num_kv_heads, max_queries * group, TILE_LEN), F32)
     sums = np.empty((num_kv_heads, max_queries * group, head_dim), F32)
     states = np.empty((num_kv_heads, max_queries * group, 2), F32)
-    wide = np.empty((4, head_dim), F32)
+    rows = np.empty((4, 1, head_dim), F32)
     slots = np.empty(TILE_LEN + AHEAD_LEN + 4, np.int64)
     for u in range(len(units)):
         unit = units[u]
@@ -331,13 +385,12 @@ def _attend_units(
         num_rows = num_queries * group
         for h in range(num_heads):
             for row in range(num_rows):
-                source = q[first_query + row // group, (first_head + h) * group + row % group]
+                source, head = first_query + row // group, (first_head + h) * group + row % group
                 for d in range(head_dim):
-                    queries[h, row, d] = source[d] * scale
+                    queries[h, row, d] = q[source, head, d] * scale
                     sums[h, row, d] = F32(0.0)
                 states[h, row, 0] = MASKED
                 states[h, row, 1] = F32(0.0)
-        shared = num_rows > 2  # rows that several queries read are widened once
         first_seen = context_len[sequence] - (query_start[sequence + 1] - first_query) + 1
 
         for start in range(first_token, last_token, TILE_LEN):
@@ -347,43 +400,19 @@ def _attend_units(
             _addresses(where, block_size, sequence, start, num_ahead, slots)
             for t in range(num_ahead, num4 + AHEAD_LEN):
                 slots[t] = slots[num_ahead - 1]
-            for t in range(0, num4, 4):
-                _prefetch4(keys, slots, t + AHEAD_LEN, first_head, num_heads)
-                for h in range(num_heads):
-                    head = first_head + h
-                    if shared:
-                        _rows4(keys, slots, t, head, wide)
-                        _scores(queries[h], wide[0], wide[1], wide[2], wide[3], scores[h, :num_rows], t)
-                    else:
-                        k0, k1, k2, k3 = (
-                            keys[slots[t], head], keys[slots[t + 1], head], keys[slots[t + 2], head], keys[slots[t + 3], head]
-                        )
-                        _scores(queries[h], k0, k1, k2, k3, scores[h, :num_rows], t)
-            for h in range(num_heads):
-                for row in range(num_rows):
-                    num_visible = max(0, min(num, first_seen + row // group - start))
-                    _softmax(scores[h, row], num4, num_visible, states[h, row], sums[h, row])
-            for t in range(0, num4, 4):
-                _prefetch4(values, slots, t + AHEAD_LEN, first_head, num_heads)
-                for h in range(num_heads):
-                    head = first_head + h
-                    if shared:
-                        _rows4(values, slots, t, head, wide)
-                        _accumulate(scores[h, :num_rows], t, wide[0], wide[1], wide[2], wide[3], sums[h])
-                    else:
-                        v0, v1, v2, v3 = (
-                            values[slots[t], head], values[slots[t + 1], head], values[slots[t + 2], head], values[slots[t + 3], head]
-                        )
-                        _accumulate(scores[h, :num_rows], t, v0, v1, v2, v3, sums[h])
+            _multiply_tile(queries, keys, slots, num4, first_head, num_heads, num_rows, rows, scores)
+            first_visible = first_seen - start
+            _softmax_tile(scores, num4, num_heads, num_rows, group, first_visible, states, sums)
+            _accumulate_tile(scores, values, slots, num4, first_head, num_heads, num_rows, rows, sums)
 
         for h in range(num_heads):
             for row in range(num_rows):
-                high, total = states[h, row, 0], states[h, row, 1]
-                result = out[target + row // group, (first_head + h) * group + row % group]
-                lse[target + row // group, (first_head + h) * group + row % group] = high + np.log(total)
+                result, head = target + row // group, (first_head + h) * group + row % group
+                total = states[h, row, 1]
+                lse[result, head] = states[h, row, 0] + np.log(total)
                 inverse = F32(1.0) / total if total > F32(0.0) else F32(0.0)
                 for d in range(head_dim):
-                    result[d] = sums[h, row, d] * inverse
+                    out[result, head, d] = sums[h, row, d] * inverse
 
 
 @_compiled_parallel
