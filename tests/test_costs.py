@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvbench.fit import NOT_COEFFICIENTS
+from kvbench.fit.curves import NOT_COEFFICIENTS
 from kvbench.runners.simulated import IterationCosts
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -51,7 +51,7 @@ def test_an_entry_builds_costs_and_says_where_they_come_from(stem: str, model: s
 
 @pytest.mark.parametrize("model", ["opt_13b", "opt_66b", "opt_175b"])
 def test_fastertransformer_has_less_overhead_per_iteration(model: str) -> None:
-    """Both read the same weights; the paper's idle latencies are 0.024 / 0.038 / 0.056 s against 0.030 / 0.053 / 0.088 s."""
+    """Both read the same weights; idle, the paper has 0.024 / 0.038 / 0.056 s against 0.030 / 0.053 / 0.088 s."""
     assert costs_of("fastertransformer", model).a_ms < costs_of("paper_engine", model).a_ms
 
 
