@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -203,10 +204,17 @@ def capacity_of(config: Mapping[str, Any]) -> Capacity:
         KvbenchError: wrong keys of ``model`` or ``hardware``, or nothing left for the KV cache.
     """
     check_arguments(Hardware, config["hardware"], "hardware")
-    kv_cache_bytes = config["kv_cache_bytes"]
+    model, kv_cache_bytes = model_of(config), config["kv_cache_bytes"]
+    if (num_seqs := config.get("kv_cache_seqs")) is not None and type(num_seqs) in (int, float):
+        kv_cache_bytes = int(num_seqs * model.max_model_len) * model.bytes_per_slot
     if kv_cache_bytes is not None and not (type(kv_cache_bytes) in (int, float) and math.isfinite(kv_cache_bytes)):
         raise KvbenchError(f"kv_cache_bytes={kv_cache_bytes!r} is no number of bytes; give one, or null")
-    return capacity(model_of(config), Hardware(**config["hardware"]), kv_cache_bytes)
+    return capacity(model, Hardware(**config["hardware"]), kv_cache_bytes)
+
+
+def memory_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _gib(num_bytes: int) -> str:

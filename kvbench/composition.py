@@ -25,7 +25,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from kvbench.capacity import batch_limit, capacity_of, model_of, session_len
+from kvbench.capacity import batch_limit, capacity_of, memory_bytes, model_of, session_len
 from kvbench.core import KvbenchError
 from kvbench.instantiate import check_arguments
 
@@ -67,6 +67,7 @@ class Common:
     records: Literal["full", "summary"]
     data_dir: str
     kv_cache_bytes: float | None
+    kv_cache_seqs: float | None
     measure_from_s: float
     measure_to_s: float | None
     results_dir: str
@@ -79,6 +80,10 @@ class Common:
             raise KvbenchError(f"seed={self.seed} is negative; give 0 or more")
         if self.repeats < 1:
             raise KvbenchError(f"repeats={self.repeats} runs nothing; give 1 or more")
+        if self.kv_cache_seqs is not None and not self.kv_cache_seqs > 0:
+            raise KvbenchError(f"kv_cache_seqs={self.kv_cache_seqs} holds no sequence; give a number above 0")
+        if self.kv_cache_seqs is not None and self.kv_cache_bytes is not None:
+            raise KvbenchError("kv_cache_bytes and kv_cache_seqs both size the KV pool; give one of them")
         if not self.measure_from_s >= 0:
             raise KvbenchError(f"measure_from_s={self.measure_from_s} is no time of the run; give 0 or more")
         if self.measure_to_s is not None and not self.measure_to_s > self.measure_from_s:
@@ -252,7 +257,12 @@ class Composer:
             OmegaConf.set_readonly(config, False)
             with open_dict(config):
                 del config["hydra"]
-                config.costs = _costs_of(config.costs, config.model.name)
+                if config.runner.real_clock:  # which measures what an iteration costs
+                    config.costs = None
+                    if config.model.get("dtype") == "auto":
+                        config.model.dtype = _dtype_of(str(config.runner.device))
+                else:
+                    config.costs = _costs_of(config.costs, config.model.name)
             OmegaConf.set_struct(config, True)
             self._composed[key] = pickle.dumps(config), chosen
         return self._composed[key]
@@ -352,6 +362,15 @@ def _costs_of(costs: Any, model: str) -> dict[str, Any]:
     return {"name": costs.name, **entry}
 
 
+def _dtype_of(device: str) -> str:
+    """What ``model.dtype=auto`` is there."""
+    try:
+        from kvbench.models.dtypes import resolve
+    except ModuleNotFoundError as error:
+        raise KvbenchError(f"a real run needs {error.name}: pip install 'kvbench[models]'") from None
+    return resolve("auto", device)
+
+
 def _split(config: dict[str, Any], chosen: Mapping[str, str], label: str) -> Resolved:
     """Check the top-level values, and set aside what is no part of the point."""
     top = {each.name: config[each.name] for each in fields(Common)}
@@ -367,7 +386,7 @@ def _split(config: dict[str, Any], chosen: Mapping[str, str], label: str) -> Res
 
 def _register_resolvers() -> None:
     def plain(root: Any) -> dict[str, Any]:
-        keys = ("model", "hardware", "kv_cache_bytes")
+        keys = ("model", "hardware", "kv_cache_bytes", "kv_cache_seqs")
         return {
             key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value := root[key]) else value
             for key in keys
@@ -381,5 +400,6 @@ def _register_resolvers() -> None:
         config = plain(_root_)
         return session_len(model_of(config), capacity_of(config), max_num_seqs)
 
+    OmegaConf.register_new_resolver("kvbench.memory_bytes", memory_bytes, replace=True)
     OmegaConf.register_new_resolver("kvbench.batch_limit", batch, replace=True)
     OmegaConf.register_new_resolver("kvbench.session_len", session, replace=True)

@@ -14,19 +14,19 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
 from kvbench import __version__
-from kvbench.allocators.base import Ability
-from kvbench.capacity import Capacity, capacity_of
-from kvbench.clock import VirtualClock
+from kvbench.allocators.base import Ability, Allocator
+from kvbench.capacity import Capacity, capacity_of, model_of
+from kvbench.clock import VirtualClock, WallClock
 from kvbench.core import KvbenchError
 from kvbench.engine import Engine, serve
 from kvbench.instantiate import check_arguments, instantiate, locate
@@ -49,7 +49,7 @@ NO_INFLUENCE = (
     "app.py",
     "__main__.py",
     "verify.py",
-    "fit.py",
+    "fit",
     "reference.py",
     "results.py",
 )
@@ -86,11 +86,12 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The objects of a point."""
+    """The objects of a point; a runner that loads a model does so when it is opened."""
 
     capacity: Capacity
     scheduler: Scheduler
-    runner: Runner
+    open_runner: Callable[[], Runner]
+    clock: type[VirtualClock] | type[WallClock]
     workload: Workload
     uses_true_lengths: bool
 
@@ -128,6 +129,44 @@ def build(config: Mapping[str, Any]) -> Parts:
     allocator = instantiate(config["allocator"], "allocator", num_slots=capacity.num_slots)
     reservation = instantiate(config["reservation"], "reservation")
     scheduler = instantiate(config["scheduler"], "scheduler", allocator=allocator, reservation=reservation)
+    workload = instantiate_workload(config)
+    uses_true_lengths = bool(reservation.uses_true_lengths or getattr(scheduler, "uses_true_lengths", False))
+    if is_real(config):
+        check_fits(capacity)
+        return Parts(capacity, scheduler, _real_runner(config, allocator), WallClock, workload, uses_true_lengths)
+    runner = _simulated_runner(config, allocator)
+    return Parts(capacity, scheduler, lambda: runner, VirtualClock, workload, uses_true_lengths)
+
+
+def is_real(config: Mapping[str, Any]) -> bool:
+    """Whether a point computes tokens, in real time."""
+    return bool(config["runner"].get("real_clock"))
+
+
+def inputs_of(config: Mapping[str, Any], workload: Workload) -> dict[str, str]:
+    """File name -> digest of everything a point reads, or what stands in for it."""
+    if not is_real(config):
+        return workload.inputs()
+    from kvbench.models import sources
+
+    return workload.inputs() | sources.inputs(model_of(config).weights)
+
+
+def _runner_node(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config["runner"].items() if key != "real_clock"}
+
+
+def _real_runner(config: Mapping[str, Any], allocator: Allocator) -> Callable[[], Runner]:
+    """Check the options; the model is loaded later."""
+    node = _runner_node(config)
+    given = {"model": model_of(config), "allocator": allocator, "seed": config["seed"]}
+    arguments = {key: value for key, value in node.items() if key != "_target_"}
+    check_arguments(locate(node["_target_"], "runner"), arguments, "runner", given)
+    instantiate(node["sampling"], "runner.sampling")
+    return lambda: cast(Runner, instantiate(node, "runner", **given))
+
+
+def _simulated_runner(config: Mapping[str, Any], allocator: Allocator) -> Runner:
     costs, hardware = config["costs"], config["hardware"]["name"]
     if costs["hardware"] != hardware:
         raise KvbenchError(
@@ -136,16 +175,14 @@ def build(config: Mapping[str, Any]) -> Parts:
         )
     coefficients = {key: value for key, value in costs.items() if key not in ("name", "hardware", "source")}
     check_arguments(IterationCosts, coefficients, "costs")
-    runner = instantiate(
-        {key: value for key, value in config["runner"].items() if key != "real_clock"},
+    runner: Runner = instantiate(
+        _runner_node(config),
         "runner",
         costs=IterationCosts(**coefficients),
         # The kernel that follows a block table depends on the block size; one that reads contiguous memory does not.
         **({"block_size": allocator.block_size} if Ability.GROW in allocator.abilities else {}),
     )
-    workload = instantiate_workload(config)
-    uses_true_lengths = bool(reservation.uses_true_lengths or getattr(scheduler, "uses_true_lengths", False))
-    return Parts(capacity, scheduler, runner, workload, uses_true_lengths)
+    return runner
 
 
 def instantiate_workload(config: Mapping[str, Any]) -> Workload:
@@ -243,13 +280,18 @@ def _run(task: Task) -> dict[str, Any]:
     config = point.config
     parts = build(config)
     trace = _trace(json.dumps(config["workload"]), json.dumps(point.inputs))
-    if trace.inputs != point.inputs:
+    if not trace.inputs.items() <= point.inputs.items():
         raise KvbenchError("an input file was changed while the command ran; run it again")
     allocator = parts.scheduler.allocator
-    engine = Engine(parts.scheduler, parts.runner, VirtualClock(), Ledger(allocator))
+    runner = parts.open_runner()
+    capacity = measured_capacity(parts.capacity, runner)
+    ledger = Ledger(allocator, may_stop_early=bool(getattr(runner, "may_stop_early", False)))
+    engine = Engine(parts.scheduler, runner, parts.clock(), ledger)
     record = serve(engine, trace.requests)
     metrics = summarize(record, allocator.num_slots, config["measure_from_s"], config["measure_to_s"])
-    values = {**_description(config, parts, trace), **metrics, "wall_s": time.perf_counter() - started}
+    device = str(getattr(runner, "device_name", "simulated"))
+    values = _description(config, capacity, device, parts.uses_true_lengths, trace) | metrics
+    values["wall_s"] = time.perf_counter() - started
     summary = {name: values[name] for name in POINT_COLUMNS}
 
     temporary = _temporary(task)
@@ -261,7 +303,8 @@ def _run(task: Task) -> dict[str, Any]:
         temporary,
         task,
         {
-            "capacity": asdict(parts.capacity) | {"num_slots": parts.capacity.num_slots},
+            "capacity": asdict(capacity) | {"num_slots": capacity.num_slots},
+            "device": device,
             "uses_true_lengths": parts.uses_true_lengths,
             "workload_source": trace.source,
             "rejections": sorted(set(engine.rejected.values()))[:10],
@@ -279,10 +322,28 @@ def _trace(workload: str, inputs: str) -> Trace:
     return instantiate_workload({"workload": json.loads(workload)}).generate()
 
 
-def _description(config: dict[str, Any], parts: Parts, trace: Trace) -> dict[str, Any]:
+def check_fits(capacity: Capacity) -> None:
+    """Refuse a real run that needs more memory than there is. Raises KvbenchError with the numbers."""
+    parts = (capacity.weights_bytes, capacity.activation_bytes, capacity.reserve_bytes, capacity.kv_cache_bytes)
+    if sum(parts) > capacity.total_bytes:
+        raise KvbenchError(f"too little memory for {capacity.line()}\nlower kv_cache_bytes, or choose a smaller model=")
+
+
+def measured_capacity(planned: Capacity, runner: Runner) -> Capacity:
+    """The capacity report with what an opened runner really takes. Raises KvbenchError as ``check_fits``."""
+    weights_bytes = getattr(runner, "weights_bytes", None)
+    if weights_bytes is None:
+        return planned
+    capacity = replace(planned, weights_bytes=weights_bytes)
+    check_fits(capacity)
+    return capacity
+
+
+def _description(
+    config: dict[str, Any], capacity: Capacity, device: str, uses_true_lengths: bool, trace: Trace
+) -> dict[str, Any]:
     """The columns of a row that are not measured."""
     choices, workload, allocator = config["choices"], config["workload"], config["allocator"]
-    capacity = parts.capacity
     return {
         "system": config["system"],
         "allocator": _name(config, "allocator"),
@@ -291,9 +352,9 @@ def _description(config: dict[str, Any], parts: Parts, trace: Trace) -> dict[str
         "copy_on_write": allocator.get("copy_on_write"),
         "block_size": allocator.get("block_size"),
         "runner": choices["runner"],
-        "device": "simulated",
+        "device": device,
         "hardware": config["hardware"]["name"],
-        "costs": config["costs"]["name"],
+        "costs": config["costs"]["name"] if config["costs"] else None,
         "model": config["model"]["name"],
         "workload": workload.get("name", choices["workload"]),
         "workload_source": trace.source,
@@ -303,7 +364,7 @@ def _description(config: dict[str, Any], parts: Parts, trace: Trace) -> dict[str
         "request_rate": workload.get("request_rate"),
         "duration_s": workload.get("duration_s"),
         "seed": config["seed"],
-        "uses_true_lengths": parts.uses_true_lengths,
+        "uses_true_lengths": uses_true_lengths,
         "weights_bytes": capacity.weights_bytes,
         "activation_bytes": capacity.activation_bytes,
         "reserve_bytes": capacity.reserve_bytes,
@@ -367,7 +428,6 @@ def provenance(commit: str | None) -> dict[str, Any]:
         "host": platform.node(),
         "platform": platform.platform(),
         "num_cores": os.cpu_count(),
-        "device": "simulated",
         "sources": sources_digest(PACKAGE),
     }
 

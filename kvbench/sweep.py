@@ -18,7 +18,8 @@ from kvbench.core import KvbenchError
 from kvbench.executors.base import Executor, WorkerLost
 from kvbench.executors.serial import Serial
 from kvbench.instantiate import instantiate
-from kvbench.point import Outcome, Point, Task, build, clean_up, finished_summary, identify, provenance, run
+from kvbench.point import Outcome, Point, Task, build, clean_up, finished_summary, identify, is_real, provenance, run
+from kvbench.point import inputs_of as point_inputs
 from kvbench.results import COLUMNS, write_csv
 
 ADHOC = "adhoc"
@@ -98,14 +99,14 @@ def plan(composer: Composer, typed: list[list[Setting]]) -> Plan:
         try:
             for repeat, resolved in enumerate(_repeated(composer, settings)):
                 common, parts = resolved.common, build(resolved.point)
-                workload = repr(resolved.point["workload"])
+                workload = repr((resolved.point["workload"], is_real(resolved.point), resolved.point["model"]))
                 if workload not in inputs_of:
-                    inputs_of[workload] = parts.workload.inputs()
+                    inputs_of[workload] = point_inputs(resolved.point, parts.workload)
                 point = identify(resolved.point, inputs_of[workload])
                 rows.setdefault((common.panel, repeat, point.key), Row(point, common.panel, repeat))
                 capacities[parts.capacity] = None
                 commands[repr((common.name, common.results_dir, common.records, resolved.executor))] = resolved
-                needs_one_clock |= bool(resolved.point["runner"].get("real_clock"))
+                needs_one_clock |= is_real(resolved.point)
         except KvbenchError as error:
             raise error if len(expanded) == 1 else KvbenchError(f"{_words(settings)}: {error}") from None
     if len(commands) > 1:

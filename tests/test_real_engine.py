@@ -20,7 +20,6 @@ from kvbench.allocators.first_fit import FirstFit
 from kvbench.allocators.paged import Paged
 from kvbench.attention import cpu, reference
 from kvbench.attention.base import Attend
-from kvbench.attention.hf import PackedModel
 from kvbench.cache import KVCache
 from kvbench.capacity import Model
 from kvbench.clock import VirtualClock
@@ -31,7 +30,7 @@ from kvbench.models.loading import LoadedModel, load
 from kvbench.records import Record
 from kvbench.reservation import Max, OnDemand, Oracle, Pow2, Reservation
 from kvbench.runners.simulated import IterationCosts, Simulated
-from kvbench.runners.torch import Torch, random_prompts
+from kvbench.runners.torch import PackedModel, Torch, random_prompts
 from kvbench.sampling import SamplingParams
 from kvbench.schedulers.base import Scheduler
 from kvbench.schedulers.iteration_level import IterationLevel

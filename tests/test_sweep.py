@@ -200,7 +200,8 @@ def test_capacities_are_listed_once(planned: Planner) -> None:
 
 def test_a_real_clock_runs_alone(planned: Planner) -> None:
     assert isinstance(planned("executor=local").executor, Local)
-    assert isinstance(planned("executor=local", "runner.real_clock=true").executor, Serial)
+    pytest.importorskip("torch", reason="real runs need kvbench[models]")
+    assert isinstance(planned("executor=local", "runner=cpu", "model=tiny_llama").executor, Serial)
 
 
 def test_a_summary_holds_exactly_the_last_command(planned: Planner) -> None:

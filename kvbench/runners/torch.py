@@ -7,21 +7,30 @@ what their padding costs a padded engine is not paid here; a finished sequence i
 
 from __future__ import annotations
 
+import importlib
+import json
+import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import PreTrainedModel
 
 from kvbench.allocators.base import Ability, Allocator
-from kvbench.attention.base import PackedBatch
-from kvbench.attention.hf import PackedModel
+from kvbench.attention.base import Attend, PackedBatch
+from kvbench.attention.hf import NAME, Step
 from kvbench.cache import KVCache
-from kvbench.core import Batch, Request, Sequence, StepResult
+from kvbench.capacity import Model
+from kvbench.core import Batch, KvbenchError, Request, Sequence, StepResult
+from kvbench.models.dtypes import torch_dtype
+from kvbench.models.loading import LoadedModel, load
 from kvbench.sampling import SamplingParams, SamplingRows, sample
 
+ATTENTION = ("cpu", "reference")
 Prompts = Callable[[Request], list[int]]
 """The token ids of a request's prompt, ``prompt_len`` of them."""
 
@@ -35,6 +44,43 @@ def random_prompts(vocab_size: int, seed: int) -> Prompts:
         return ids
 
     return prompt
+
+
+class PackedModel:
+    """A causal language model whose K and V lie in a cache and whose sequences are packed without padding.
+
+    Args:
+        model: of a family in ``kvbench.models.families``; its attention implementation is changed.
+        cache: of the model's shapes.
+        attend: one of the attention functions of ``kvbench.attention``.
+    """
+
+    def __init__(self, model: PreTrainedModel, cache: KVCache, attend: Attend) -> None:
+        model.set_attn_implementation(NAME)
+        self.model = model
+        self.cache = cache
+        self.attend = attend
+
+    @torch.inference_mode()
+    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+        """Write the new tokens' K and V, attend, and return the logits after the last token of each sequence.
+
+        Args:
+            ids: ``[T]``, the new tokens of all sequences.
+            positions: ``[T]``, their positions in their sequences.
+            batch: the sequences.
+
+        Returns:
+            ``[B, vocabulary]``.
+        """
+        logits: torch.Tensor = self.model(
+            input_ids=ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=batch.query_start[1:] - 1,
+            kvbench=Step(batch, self.cache, self.attend),
+        ).logits
+        return logits[0]
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +113,9 @@ class Torch:
     Attributes:
         outputs: request id -> the tokens it generated, once it has finished.
         model_s: seconds spent in the model's forward.
+        weights_bytes: what the model's parameters take.
+        may_stop_early: whether an output may end before its forced length.
+        device_name: for tables.
     """
 
     def __init__(
@@ -79,11 +128,24 @@ class Torch:
         self.params = params
         self.outputs: dict[int, list[int]] = {}
         self.model_s = 0.0
+        self.weights_bytes = sum(parameter.nbytes for parameter in model.model.parameters())
+        self.may_stop_early = bool(params.stop_token_ids)
+        self.device_name = f"cpu, {torch.get_num_threads()} threads"
         self._streams: dict[Sequence, Stream] = {}
         self._ended: dict[Sequence, None] = {}
         self._is_contiguous = Ability.GROW not in allocator.abilities
         self._stops = frozenset(params.stop_token_ids)
         self._rows: tuple[list[Sequence], SamplingRows] = ([], SamplingRows.of([]))
+
+    def warm_up(self) -> None:
+        """Compile and touch what an iteration uses: a decode and a prefill in the first slots of the empty pool."""
+        size = self.allocator.block_size
+        bases = self._tensor([0]) if self._is_contiguous else None
+        tables = None if self._is_contiguous else self._tensor([[0, 1]])
+        for count in (1, min(2, self.allocator.num_slots)):
+            tokens = self._tensor(list(range(count)))
+            start, length = self._tensor([0, count]), self._tensor([count])
+            self.model(tokens, tokens, PackedBatch(start, length, tokens, bases, tables, size))
 
     def execute(self, batch: Batch) -> StepResult:
         """Copy, compute, choose; finished are those that reached their length or met a stop token."""
@@ -141,7 +203,7 @@ class Torch:
         )
         return packed, self._tensor(ids), self._tensor(positions)
 
-    def _tensor(self, values: NDArray[np.int64] | list[int]) -> torch.Tensor:
+    def _tensor(self, values: NDArray[np.int64] | list[int] | list[list[int]]) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.int64, device=self.cache.data.device)
 
     def _addresses(self, streams: list[Stream]) -> tuple[torch.Tensor | None, torch.Tensor | None, int]:
@@ -174,3 +236,59 @@ class Torch:
                 self._ended[seq] = None
                 finished.append(seq)
         return finished
+
+
+def open_runner(
+    model: Model,
+    allocator: Allocator,
+    seed: int,
+    device: str,
+    attention: str,
+    sampling: SamplingParams,
+    num_threads: int | None = None,
+    stops: bool = False,
+) -> Torch:
+    """Load a model and warm everything up, so that the first iteration is like the others.
+
+    Args:
+        model: shapes, weights and dtype.
+        allocator: of a pool that the model's K and V will fill.
+        seed: of random weights and prompts.
+        device: ``cpu``.
+        attention: ``cpu`` or ``reference``.
+        sampling: how tokens are chosen.
+        num_threads: of the computation; None: all cores.
+        stops: whether the model's stop tokens end an output before its forced length.
+
+    Raises:
+        KvbenchError: a device or attention that does not exist, a dtype the attention cannot read, or what loading
+            the model raises.
+    """
+    if device != "cpu":
+        raise KvbenchError(f"runner.device={device} is not supported; give cpu")
+    if attention not in ATTENTION:
+        raise KvbenchError(f"runner.attention={attention} does not exist; choose one of {', '.join(ATTENTION)}")
+    attend: Attend = importlib.import_module(f"kvbench.attention.{attention}").attend
+    torch.set_num_threads(num_threads or os.cpu_count() or 1)
+    loaded = _load(json.dumps(asdict(model)), device, seed)
+    shapes = loaded.shapes
+    cache = KVCache(
+        shapes.num_layers,
+        allocator.num_slots,
+        shapes.num_kv_heads,
+        shapes.head_dim,
+        torch_dtype(shapes.dtype),
+        device,
+    )
+    if stops:
+        sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *loaded.stop_token_ids))
+    packed = PackedModel(loaded.model, cache, attend)
+    runner = Torch(packed, cache, allocator, random_prompts(shapes.vocab_size, seed), sampling)
+    runner.warm_up()
+    return runner
+
+
+@lru_cache(maxsize=1)
+def _load(shapes: str, device: str, seed: int) -> LoadedModel:
+    """Points that differ in other parts only, and are run one after the other, share a model."""
+    return load(Model(**json.loads(shapes)), device=device, seed=seed)
