@@ -1,4 +1,4 @@
-"""The K and V of a real run: written by slot, copied and swapped by block; where they lie is the allocator's business."""
+"""The K and V of a real run, by slot: written, copied, swapped. Which slots is the allocator's business."""
 
 from __future__ import annotations
 

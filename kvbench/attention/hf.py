@@ -1,6 +1,12 @@
-"""Plugs attention over a cache of slots into Hugging Face models, by transformers' public attention interface.
+"""The bridge to transformers: a model whose attention is ``"kvbench"`` reads and writes our cache.
 
-What an iteration attends to travels explicitly, as a keyword of the model's forward that reaches every layer.
+It is plugged in through the public ``AttentionInterface``. A forward pass gets the sequences packed without padding as
+one row, and says what they are in the keyword ``kvbench``, which the models hand on to every attention layer:
+
+    model.set_attn_implementation("kvbench")
+    model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, kvbench=Step(batch, cache, attend))
+
+transformers builds no attention mask for an implementation that has not registered one.
 """
 
 from __future__ import annotations
@@ -9,59 +15,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 
 from kvbench.attention.base import Attend, PackedBatch
 from kvbench.cache import KVCache
+from kvbench.core import KvbenchError
 
 NAME = "kvbench"
+REFUSED = ("sliding_window", "softcap", "s_aux", "position_bias")
+"""What some models ask of their attention and kvbench's does not do."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Step:
-    """What the layers of one forward need besides queries, keys and values."""
+@dataclass(slots=True, eq=False)
+class Step:
+    """What every attention layer of one forward pass needs: the sequences, their cache, and who computes."""
 
     batch: PackedBatch
     cache: KVCache
     attend: Attend
-
-
-class PackedModel:
-    """A causal language model whose K and V lie in ``cache`` and whose sequences are packed without padding.
-
-    Args:
-        model: of a family in ``kvbench.models.families``; its attention implementation is changed.
-        cache: of the model's shapes.
-        attend: one of the attention functions beside this file.
-    """
-
-    def __init__(self, model: PreTrainedModel, cache: KVCache, attend: Attend) -> None:
-        AttentionInterface.register(NAME, _attention)
-        model.set_attn_implementation(NAME)
-        self.model = model
-        self.cache = cache
-        self.attend = attend
-
-    @torch.inference_mode()
-    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
-        """Write the new tokens' K and V, attend, and return the logits after the last token of each sequence.
-
-        Args:
-            ids: ``[T]``, the new tokens of all sequences.
-            positions: ``[T]``, their positions in their sequences.
-            batch: the sequences.
-
-        Returns:
-            ``[B, vocabulary]``.
-        """
-        logits: torch.Tensor = self.model(
-            input_ids=ids[None],
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=batch.query_start[1:] - 1,
-            kvbench_step=_Step(batch, self.cache, self.attend),
-        ).logits
-        return logits[0]
 
 
 def _attention(
@@ -70,15 +41,51 @@ def _attention(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    *,
-    kvbench_step: _Step,
-    **_: Any,
+    scaling: float | None = None,
+    kvbench: Step | None = None,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Transformers' attention function: ``[1, heads, T, head_dim]`` in, ``[1, T, heads, head_dim]`` out."""
-    del attention_mask, dropout  # causality follows from the batch; models run in evaluation mode
-    step, layer = kvbench_step, int(module.layer_idx)  # type: ignore[arg-type]
-    step.cache.write(layer, step.batch.slot_mapping, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    out = step.attend(query[0].transpose(0, 1), step.cache.keys[layer], step.cache.values[layer], step.batch, scaling)
+    """One layer's attention, in transformers' form: write the new K and V, then attend.
+
+    Args:
+        module: the attention layer; ``layer_idx`` says which.
+        query: ``[1, H, T, D]``, the packed tokens; ``key`` and ``value`` are ``[1, kv_heads, T, D]``.
+        key: see ``query``.
+        value: see ``query``.
+        attention_mask: None; what a query sees follows from the batch.
+        scaling: what scores are multiplied by; ``D ** -0.5`` if None.
+        kvbench: the step.
+        options: what else the model asks of its attention; refused unless it asks for nothing.
+
+    Returns:
+        ``[1, T, H, D]``, and None for the weights.
+
+    Raises:
+        KvbenchError: the model did not hand the step on, or asks for something this attention does not do.
+    """
+    model = type(module).__name__
+    if kvbench is None:
+        raise KvbenchError(
+            f"{model} got no kvbench=Step(...): pass it to the model's forward; "
+            "if you did, this model does not hand it on and is not supported"
+        )
+    refused = [
+        name for name in ("sliding_window", "softcap", "s_aux", "position_bias") if options.get(name) is not None
+    ]
+    if options.get("dropout"):
+        refused.append("dropout")
+    if attention_mask is not None:
+        refused.append("attention_mask")
+    if not getattr(module, "is_causal", True):
+        refused.append("is_causal=False")
+    if refused:
+        raise KvbenchError(f"{model} asks for {', '.join(refused)}; kvbench's attention is causal and plain")
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    cache = kvbench.cache
+    cache.write(layer, kvbench.batch.slot_mapping, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = kvbench.attend(query[0].transpose(0, 1), cache.keys[layer], cache.values[layer], kvbench.batch, scale)
     return out[None], None
+
+
+AttentionInterface.register(NAME, _attention)

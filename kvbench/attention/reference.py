@@ -7,9 +7,7 @@ import torch
 from kvbench.attention.base import PackedBatch
 
 
-def attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch: PackedBatch, scale: float
-) -> torch.Tensor:
+def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch: PackedBatch, scale: float) -> torch.Tensor:
     """``kvbench.attention.base.Attend`` on any device; computes in float64 if ``q`` is float64, else in float32."""
     precision = torch.float64 if q.dtype == torch.float64 else torch.float32
     num_kv_heads, head_dim = keys.shape[1:]
