@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -98,6 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("kvbench: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # `| head`: the reader has seen enough, and the results are written
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # what is left is flushed there at exit
+        return 0
 
 
 def _main(argv: list[str]) -> int:

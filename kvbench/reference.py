@@ -1,7 +1,7 @@
 """Regenerates results/reference/, the small committed set: `make reference`, or `python -m kvbench.reference [target]`.
 
-Every experiment is run without data files, as anybody can, and those that replay the paper's own trace once more with the
-authors' pairs where ``data_dir`` holds them (folder ``<experiment>_pairs``). Kept are summaries and claims, the
+Every experiment is run without data files, as anybody can, and those that replay the paper's own trace once more with
+the authors' pairs where ``data_dir`` holds them (folder ``<experiment>_pairs``). Kept are summaries and claims, the
 manifests in one file, and the figures as PNG; what differs from machine to machine (wall time, host) is left out.
 """
 

@@ -8,6 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,12 +46,12 @@ def engine_of(scheduler: Scheduler) -> Engine:
     return Engine(scheduler, runner(), VirtualClock(), Ledger(scheduler.allocator))
 
 
-def paper_engine(system: str, num_slots: int = 15728, block_size: int = 16, **limits: float) -> Engine:
+def paper_engine(system: str, num_slots: int = 15728, block_size: int = 16, **limits: Any) -> Engine:
     """vLLM (``on_demand``) or one of the three Orca baselines, with the artifact's limits."""
     on_demand = system == "on_demand"
     allocator: Allocator = Paged(num_slots, block_size) if on_demand else Buddy(num_slots, block_size)
     limits = {"max_num_seqs": 2048 if on_demand else 256, **limits}
-    return engine_of(IterationLevel(allocator, RESERVATIONS[system], 2048, **limits))  # type: ignore[arg-type]
+    return engine_of(IterationLevel(allocator, RESERVATIONS[system], 2048, **limits))
 
 
 def assert_same(record: Record, outcome: Outcome) -> None:
@@ -90,7 +91,10 @@ def test_agrees_with_the_reference_on_random_traces_with_tiny_pools() -> None:
         requests = random_requests(rng)
         block_size = rng.choice([1, 2, 7, 16, 16, 16, 32])
         num_slots = rng.randint(4, 60) * 16 + rng.choice([0, 0, 5])
-        limits = {"max_num_seqs": rng.choice([2, 5, 2048]), "max_num_batched_tokens": rng.choice([130, 300, 2560])}
+        limits: dict[str, Any] = {
+            "max_num_seqs": rng.choice([2, 5, 2048]),
+            "max_num_batched_tokens": rng.choice([130, 300, 2560]),
+        }
         watermark = rng.choice([0.0, 0.01, 0.1])
         record = serve(paper_engine("on_demand", num_slots, block_size, watermark=watermark, **limits), requests)
         outcome = reference(
@@ -119,7 +123,7 @@ def test_reserving_systems_agree_with_the_reference_on_random_traces(system: str
         num_slots = rng.randint(4, 60) * 16 + (2048 if system == "max" else 0)
         record = serve(paper_engine(system, num_slots, max_num_seqs=rng.choice([2, 256])), requests)
         assert_partition(record, num_slots)
-        limits = {"max_num_seqs": 256}
+        limits: dict[str, Any] = {"max_num_seqs": 256}
         record = serve(paper_engine(system, num_slots, **limits), requests)
         assert_same(record, reference(requests, COSTS, num_slots=num_slots, system=system, **limits))
 
@@ -147,7 +151,7 @@ def test_agrees_with_the_reference_on_the_papers_trace(
 ) -> None:
     lengths = ShareGPT(data_file("sharegpt_lengths.csv.gz").parent)
     requests = Synthetic("sharegpt", lengths, Paper(), 2048, rate, 3600.0).generate().requests
-    limits = {"max_num_seqs": 2048 if system == "on_demand" else 256}
+    limits: dict[str, Any] = {"max_num_seqs": 2048 if system == "on_demand" else 256}
     record = serve(paper_engine(system), requests)
     assert_same(record, reference(requests, COSTS, num_slots=15728, system=system, **limits))
     assert_partition(record, 15728)
@@ -318,7 +322,7 @@ def test_every_other_corner_runs() -> None:
     [({"max_num_seqs": 0}, "max_num_seqs=0"), ({"max_num_batched_tokens": 0}, "max_num_batched_tokens=0")]
     + [({"watermark": value}, f"watermark={value}") for value in (-0.1, 1.0, float("nan"))],
 )
-def test_bad_limits_are_refused(limits: dict[str, float], named: str) -> None:
+def test_bad_limits_are_refused(limits: dict[str, Any], named: str) -> None:
     with pytest.raises(KvbenchError, match=named):
         paper_engine("on_demand", **limits)
 
