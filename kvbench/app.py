@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("kvbench: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `| head`: the reader has seen enough, and the results are written
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # what is left is flushed there at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed there at exit
         return 0
 
 
