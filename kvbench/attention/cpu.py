@@ -162,7 +162,7 @@ def _exp(x: Any) -> Any:
     series = series * rest + F32(5.0000001201e-1)
     series = series * rest * rest + rest + F32(1.0)
     power = U32((I32(whole) + I32(127)) << I32(23)).view(F32)
-    return series * power if x > F32(-87.0) else F32(0.0)
+    return F32(0.0) if x < F32(-87.0) else series * power  # of NaN, NaN
 
 
 @_inlined
@@ -325,7 +325,7 @@ def _attend_units(
                 result, head = target + row // group, (first_head + h) * group + row % group
                 total = states[h, row, 1]
                 lse[result, head] = states[h, row, 0] + np.log(total)
-                inverse = F32(1.0) / total if total > F32(0.0) else F32(0.0)
+                inverse = F32(0.0) if total == F32(0.0) else F32(1.0) / total
                 for x in range(head_dim):
                     out[result, head, x] = sums[h, row, x] * inverse
 

@@ -69,9 +69,7 @@ def _attention(
             f"{model} got no kvbench=Step(...): pass it to the model's forward; "
             "if you did, this model does not hand it on and is not supported"
         )
-    refused = [
-        name for name in ("sliding_window", "softcap", "s_aux", "position_bias") if options.get(name) is not None
-    ]
+    refused = [name for name in REFUSED if options.get(name) is not None]
     if options.get("dropout"):
         refused.append("dropout")
     if attention_mask is not None:
