@@ -40,6 +40,13 @@ SHAPE: dict[str, Any] = {
     "num_attention_heads": 4,
 }
 GQA: dict[str, Any] = {**SHAPE, "num_key_value_heads": 2, "intermediate_size": 96, "head_dim": HEAD_DIM}
+FAMILIES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**GQA)),
+    "opt": (OPTForCausalLM, OPTConfig(**SHAPE, ffn_dim=96, word_embed_proj_dim=64)),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**GQA)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**GQA)),
+    "mistral": (MistralForCausalLM, MistralConfig(**GQA, sliding_window=4)),
+}
 PROMPT_LEN = [1, 15, 16, 17, 3]
 NUM_DECODES = 5
 
@@ -48,13 +55,8 @@ NUM_DECODES = 5
 def model(family: str) -> PreTrainedModel:
     """Random weights, ten times the usual ones, so that attention is far from uniform and logits from each other."""
     torch.manual_seed(0)
-    made: PreTrainedModel = {
-        "llama": lambda: LlamaForCausalLM(LlamaConfig(**GQA)),
-        "opt": lambda: OPTForCausalLM(OPTConfig(**SHAPE, ffn_dim=96, word_embed_proj_dim=64)),
-        "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**GQA)),
-        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**GQA)),
-        "mistral": lambda: MistralForCausalLM(MistralConfig(**GQA, sliding_window=4)),
-    }[family]()
+    architecture, config = FAMILIES[family]
+    made: PreTrainedModel = architecture(config)
     with torch.no_grad():
         for name, weight in made.named_parameters():
             if weight.ndim == 2 and "layers" in name:
