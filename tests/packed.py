@@ -22,15 +22,18 @@ class Packed:
 
 
 def place(lengths: Seq[int], block_size: int | None, rng: np.random.Generator) -> tuple[list[torch.Tensor], int]:
-    """The slots of every sequence, and how many the pool has: shuffled blocks, or (None) shuffled runs with gaps."""
+    """The slots of every sequence, and how many the pool has: shuffled blocks, or (None) shuffled runs with gaps.
+
+    The first and the last block belong to nobody, for those who read before or behind what is theirs.
+    """
     size = block_size or max([*lengths, 1]) + 3
     num_blocks = [-(-length // size) for length in lengths]
-    blocks = iter(rng.permutation(sum(num_blocks) + 3).tolist())
+    blocks = iter((1 + rng.permutation(sum(num_blocks) + 2)).tolist())
     slots = []
     for length, number in zip(lengths, num_blocks, strict=True):
         starts = [next(blocks) * size + (0 if block_size else int(rng.integers(4))) for _ in range(number)]
         slots.append(torch.tensor([starts[i // size] + i % size for i in range(length)], dtype=torch.int64))
-    return slots, (sum(num_blocks) + 3) * size
+    return slots, (sum(num_blocks) + 4) * size
 
 
 def pack(
