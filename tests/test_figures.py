@@ -36,6 +36,8 @@ PUBLISHED: dict[str, Callable[[Path], Results]] = {
     "fig_lengths": lengths_results,
 }
 EXPERIMENTS = sorted(PUBLISHED)
+MEASURED = {"fig_offline_throughput"}
+"""Figures of kvbench's own experiments, which no paper has numbers for; each has a test file of its own."""
 
 
 def module(experiment: str) -> ModuleType:
@@ -73,7 +75,8 @@ def assert_nothing_is_cut(figure: Figure) -> None:
 def test_there_is_a_figure_for_every_experiment_and_back() -> None:
     root = Path(__file__).parents[1]
     stems = {path.stem for path in (root / "conf" / "experiment").glob("fig_*.yaml")}
-    assert stems == {path.stem for path in (root / "kvbench" / "figures").glob("fig_*.py")} == set(EXPERIMENTS)
+    assert stems == {path.stem for path in (root / "kvbench" / "figures").glob("fig_*.py")}
+    assert stems == MEASURED.union(EXPERIMENTS)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

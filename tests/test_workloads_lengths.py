@@ -20,7 +20,7 @@ import pytest
 from kvbench.core import KvbenchError
 from kvbench.workloads import histograms, lengths
 from kvbench.workloads.base import IntArray
-from kvbench.workloads.lengths import Alpaca, Fixed, ShareGPT
+from kvbench.workloads.lengths import Alpaca, Fixed, Scaled, ShareGPT
 from kvbench.workloads.pickled import read_pickled_pairs
 from kvbench.workloads.validity import enforce
 
@@ -191,6 +191,25 @@ def test_fixed_lengths() -> None:
     assert Fixed(3, 4).source() == "invented: 3 prompt and 4 output tokens each"
     with pytest.raises(KvbenchError, match=r"workload\.lengths\.output_len=0 is not possible"):
         Fixed(3, 0).rows()
+
+
+def test_scaled_lengths_are_rounded_up_and_say_so(tmp_path: Path) -> None:
+    sharegpt_csv(tmp_path, [(1, 8), (9, 2048), (16, 17)])
+    whole = ShareGPT(tmp_path)
+    eighth = Scaled(whole, 0.125)
+    rows = eighth.rows()
+    assert rows.prompt.values.tolist() == [1, 2, 2]
+    assert rows.output.values.tolist() == [1, 256, 3]
+    assert taken(whole) == [(1, 8), (9, 2048), (16, 17)]  # what is kept for other points is not touched
+    assert eighth.source() == "ShareGPT pairs of the authors' artifact, lengths times 0.125"
+    assert eighth.inputs() == whole.inputs()
+    assert Scaled(Fixed(3, 4), 2).rows().output.values.tolist() == [8]
+
+
+@pytest.mark.parametrize("factor", [0, -1, float("inf"), float("nan")])
+def test_a_factor_that_is_no_positive_number_is_refused(factor: float) -> None:
+    with pytest.raises(KvbenchError, match=rf"workload\.lengths\.factor={factor} is not possible"):
+        Scaled(Fixed(3, 4), factor).rows()
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -165,6 +166,37 @@ class Fixed:
     def inputs(self) -> dict[str, str]:
         """See `Lengths`; none."""
         return {}
+
+
+@dataclass(slots=True)
+class Scaled:
+    """Another data set with every length multiplied, for models and machines smaller than those it was made for.
+
+    Args:
+        lengths: the data set.
+        factor: above 0; products are rounded up, so a length of 1 or more never becomes 0.
+    """
+
+    lengths: Lengths
+    factor: float
+
+    def rows(self) -> Rows:
+        """See `Lengths`; raises `KvbenchError` where the factor is not a positive number, too."""
+        if not 0 < self.factor < math.inf:
+            raise KvbenchError(f"workload.lengths.factor={self.factor} is not possible; give a number above 0")
+        rows = self.lengths.rows()
+        prompt, output = (
+            replace(part, values=np.ceil(part.values * self.factor)) for part in (rows.prompt, rows.output)
+        )
+        return replace(rows, prompt=prompt, output=output)
+
+    def source(self) -> str:
+        """See `Lengths`."""
+        return f"{self.lengths.source()}, lengths times {self.factor:g}"
+
+    def inputs(self) -> dict[str, str]:
+        """See `Lengths`; those of the data set."""
+        return self.lengths.inputs()
 
 
 def _find(lengths: ShareGPT | Alpaca, files: dict[str, Reader]) -> Path | None:

@@ -1,0 +1,238 @@
+"""Real tokens on this machine, all requests at once: throughput, batch and memory against the size of the KV pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator, StrMethodFormatter
+
+from kvbench.figures import bars, style
+from kvbench.figures.bars import Part
+from kvbench.figures.frames import curve, footnote, select, systems, value, way
+from kvbench.figures.terminal import aligned, number
+from kvbench.metrics import CLASSES
+from kvbench.paper.claims import Claim, Statement
+from kvbench.records import Columns
+from kvbench.results import Results
+
+THROUGHPUT = "throughput_tok_per_s"
+BATCH = "num_running_mean"
+BUDGET = "budget_seqs"
+"""Column added to the summary: the pool's slots divided by the model's longest sequence."""
+SHOWN_BUDGET = 4
+"""At which the ledger is drawn and the expectations are held, in longest sequences."""
+PARTS = {
+    "token_states": Part("token states", "#009E73"),
+    "reserved": Part("reserved", "#E69F00", "\\\\\\\\"),
+    "overreserved": Part("over-reserved", "#D55E00"),
+    "padding": Part("padding", "#777777"),
+    "cached": Part("cached", "#56B4E9"),
+    "pinned": Part("pinned", "#CC79A7"),
+    "free": Part("free", "#d9d9d9", "////"),
+}
+"""The ledger's classes, from bottom to top; those that hold nothing are left out."""
+EXPECTED = {"orca_max": 1.8, "orca_oracle": 1.2}
+"""System -> how many times its tokens/s vLLM must reach: kvbench's own bars, fixed before the first run."""
+MODEL = "opt_125m"
+"""For which they were fixed."""
+OWN = "kvbench's own expectation of a real run, not the paper's"
+
+
+def draw(results: Results) -> dict[str, Figure]:
+    """Tokens per second and mean batch against the budget, and what the pool holds at one budget."""
+    summary = _with_budget(results)
+    looks = style.looks(systems(summary))
+    if not looks:
+        return {}
+    with style.context():
+        figure = style.new_figure(style.PAGE_IN, 2.35, _footnote(summary))
+        left, middle, right = figure.subplots(1, 3, width_ratios=[1, 1, 1.25])
+        for axes, column, label in ((left, THROUGHPUT, "Output tokens/s"), (middle, BATCH, "Mean batch (requests)")):
+            for system, look in looks.items():
+                points = curve(select(summary, system=system), BUDGET, column)
+                if points:
+                    axes.plot(
+                        *zip(*points, strict=True), color=look.color, marker=look.marker, linestyle=look.linestyle
+                    )
+            _label(axes, summary, label)
+        shown = _shown_budget(summary)
+        parts = _parts(summary)
+        for x, system in enumerate(looks):
+            rows = select(summary, system=system, **{BUDGET: shown})
+            heights = [value(rows, f"{name}_pct") or 0.0 for name in parts]
+            bars.stack(right, x, list(parts.values()), heights, labelled_from=7)
+        names = [look.label.replace("FasterTransformer", "Faster-\nTransf.") for look in looks.values()]
+        right.set_xticks(range(len(looks)), [name.replace(" ", "\n", 1) for name in names])
+        right.set_ylim(0, 100)
+        right.set_ylabel("Share of the KV pool (%)")
+        right.set_title(f"KV budget of {shown:g}")
+        right.grid(visible=False, axis="x")
+        curves: list[Artist] = [
+            Line2D([], [], color=look.color, marker=look.marker, linestyle=look.linestyle, label=look.label)
+            for look in looks.values()
+        ]
+        handles = [*curves, *bars.legend(list(parts.values()))[:-1]]  # no paper beside these bars
+        figure.legend(handles=handles, loc="outside upper center", ncols=5)
+    return {"fig_offline_throughput": figure}
+
+
+def table(results: Results) -> str | None:
+    """Every point with what limited it, then vLLM's gains."""
+    summary = _with_budget(results)
+    rows = []
+    for system, look in style.looks(systems(summary)).items():
+        for budget, points in select(summary, system=system).groupby(BUDGET):
+            numbers = [
+                number(value(points, name))
+                for name in ("num_requests", THROUGHPUT, BATCH, "token_states_pct", "num_preemptions")
+            ]
+            limit = _words(_limits_of(results, points))
+            rows.append((look.label, f"{budget:g}", limit, *numbers))
+    if not rows:
+        return None
+    header = (
+        "system",
+        "KV budget",
+        "limited by (share of the time)",
+        "requests",
+        "tokens/s",
+        "batch",
+        "token %",
+        "preempted",
+    )
+    lines = [
+        aligned([header, *rows], left=3),
+        "KV budget: in longest sequences. Batch and token states: over time; request-level batches count the finished.",
+    ]
+    lines += [
+        f"{claim.claim}: {number(claim.measured)} (expected: at least {claim.paper_low:g})"
+        for claim in claims(results)
+        if claim.measured is not None
+    ]
+    return "\n".join(lines)
+
+
+def claims(results: Results) -> list[Claim]:
+    """What kvbench expects of vLLM at a budget of four longest sequences; the paper has no such run."""
+    summary = _with_budget(results)
+    rows = []
+    for system, least in EXPECTED.items():
+        label = style.SYSTEMS[system].label
+        statement = Statement(
+            claim=f"vLLM over {label}: tokens/s, KV budget of {SHOWN_BUDGET} longest sequences",
+            figure="none",
+            low=least,
+            high=None,
+            unit="ratio",
+            tolerance="0",
+            note=OWN,
+        )
+        both = summary[summary["system"].isin(["vllm", system]) & (summary[BUDGET] == SHOWN_BUDGET)]
+        reached, base = (value(select(both, system=each), THROUGHPUT) for each in ("vllm", system))
+        ratio = reached / base if reached is not None and base else None
+        missing = f"needs vLLM and {label} at a budget of {SHOWN_BUDGET}"
+        rows.append(statement.judge(ratio, missing=missing, obstacle=_obstacle(both)))
+    return rows
+
+
+def limits(steps: Columns, scheduler: Mapping[str, Any]) -> dict[str, float]:
+    """Why no more requests ran: reason -> share of the run's time, largest first.
+
+    * ``memory``: requests wait, and a longest sequence would not fit the largest free piece.
+    * ``batch limit``: it would, but ``max_num_seqs`` run.
+    * ``batch not over``: it would, but the batch has to end first (request-level scheduling).
+    * ``tokens per iteration``: it would, but the iteration's prompts are as long as they may be.
+    * ``requests ran out``: none waits.
+
+    Args:
+        steps: of a point.
+        scheduler: its configuration.
+    """
+    names = ("num_waiting", "largest_free", "num_running", "seconds")
+    num_waiting, largest_free, num_running, seconds = (np.asarray(steps[name], np.float64) for name in names)
+    waits = num_waiting > 0
+    fits = largest_free >= scheduler["max_model_len"]
+    full = num_running >= scheduler["max_num_seqs"]
+    rest = "batch not over" if "max_padded_len" in scheduler else "tokens per iteration"
+    reasons = {
+        "memory": waits & ~fits,
+        "batch limit": waits & fits & full,
+        rest: waits & fits & ~full,
+        "requests ran out": ~waits,
+    }
+    total = float(seconds.sum())
+    shares = {reason: float(seconds[where].sum()) / total for reason, where in reasons.items()} if total else {}
+    return dict(sorted(((k, v) for k, v in shares.items() if v > 0), key=lambda each: -each[1]))
+
+
+def _limits_of(results: Results, points: pd.DataFrame) -> dict[str, float]:
+    """Of all repeats of a point; empty where their steps were not kept."""
+    found: list[dict[str, float]] = []
+    for _, row in points.iterrows():
+        if (results.folder(row) / "steps.parquet").is_file():
+            found.append(limits(results.steps(row), results.config(row)["scheduler"]))
+    reasons = {reason for shares in found for reason in shares}
+    means = {reason: float(np.mean([shares.get(reason, 0.0) for shares in found])) for reason in reasons}
+    return dict(sorted(means.items(), key=lambda each: (-each[1], each[0])))
+
+
+def _words(shares: Mapping[str, float]) -> str:
+    """The reasons that count, in words."""
+    said = [f"{reason} {100 * share:.0f} %" for reason, share in shares.items() if share >= 0.05]
+    return ", ".join(said[:2]) or "unknown (records=summary)"
+
+
+def _with_budget(results: Results) -> pd.DataFrame:
+    """The summary's rows that have a number, with their budget."""
+    summary = results.summary
+    slots = [row["num_slots"] / results.config(row)["model"]["max_model_len"] for _, row in summary.iterrows()]
+    summary = summary.assign(**{BUDGET: np.array(slots, np.float64)})
+    return summary.dropna(subset=[THROUGHPUT])
+
+
+def _shown_budget(summary: pd.DataFrame) -> float:
+    """The budget of the expectations, else the smallest there is."""
+    budgets = sorted(set(summary[BUDGET]))
+    return float(SHOWN_BUDGET if SHOWN_BUDGET in budgets else budgets[0])
+
+
+def _parts(summary: pd.DataFrame) -> dict[str, Part]:
+    """The classes that hold something anywhere."""
+    return {name: PARTS[name] for name in CLASSES if (value(summary, f"{name}_pct") or 0.0) > 0}
+
+
+def _label(axes: Axes, summary: pd.DataFrame, label: str) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(set(summary[BUDGET])))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("KV budget (longest sequences)")
+    axes.set_ylabel(label)
+    axes.set_ylim(bottom=0)
+
+
+def _footnote(summary: pd.DataFrame) -> str:
+    """Device, model and workload; whether it was measured."""
+    models = ", ".join(sorted(set(summary["model"])))
+    if "simulated" in way(summary):
+        how = models
+    else:
+        how = f"{models}, measured on {'; '.join(sorted(set(summary['device'])))}"
+    fewest, most = summary["num_requests"].min(), summary["num_requests"].max()
+    count = f"{most:g}" if fewest == most else f"{fewest:g} to {most:g}"
+    return footnote(summary, f"{how}; {count} requests, all at once; averages over time, drain included")
+
+
+def _obstacle(rows: pd.DataFrame) -> str | None:
+    """Why the expectations do not speak of these rows."""
+    if "simulated" in set(rows["runner"]):
+        return "simulated"
+    others = sorted(set(rows["model"]) - {MODEL})
+    return f"model is {', '.join(others)}, the expectation's is {MODEL}" if others else None
