@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import os
 import shutil
 import sys
@@ -185,7 +186,16 @@ def _draw(figure: ModuleType, results: Results) -> None:
         style.save(drawing, results.path, stem)
     claims = figure.claims(results)
     names = [each.name for each in fields_of(Claim)]
-    write_csv(results.path / "claims.csv", names, ({name: getattr(claim, name) for name in names} for claim in claims))
+    write_csv(
+        results.path / "claims.csv", names, ({name: _short(getattr(claim, name)) for name in names} for claim in claims)
+    )
+
+
+def _short(value: object) -> object:
+    """Six digits of a number; an end that is open stays empty."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def _provenance_line(rows: list[dict[str, Any]]) -> str:

@@ -258,6 +258,10 @@ class Composer:
             with open_dict(config):
                 del config["hydra"]
                 if config.runner.real_clock:  # which measures what an iteration costs
+                    if "costs" in choices:
+                        raise KvbenchError(
+                            f"costs={choices['costs']} prices simulated runs: not with runner={chosen['runner']}"
+                        )
                     config.costs = None
                     if config.model.get("dtype") == "auto":
                         config.model.dtype = _dtype_of(str(config.runner.device))
@@ -367,7 +371,7 @@ def _dtype_of(device: str) -> str:
     try:
         from kvbench.models.dtypes import resolve
     except ModuleNotFoundError as error:
-        raise KvbenchError(f"a real run needs {error.name}: pip install 'kvbench[models]'") from None
+        raise KvbenchError(f"a real run needs {error.name}: make install EXTRAS=dev,models") from None
     return resolve("auto", device)
 
 

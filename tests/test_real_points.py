@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="real runs need kvbench[models]")
+pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
 
 from kvbench.app import main
 
@@ -62,3 +62,8 @@ def test_bad_options_are_told_in_two_lines(
     assert named in " ".join(error)
     assert len([line for line in error if "it/s" not in line and "point" not in line]) <= 2
     assert "Traceback" not in " ".join(error)
+
+
+def test_costs_are_refused_where_a_clock_measures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main([*TINY, "costs=fastertransformer", f"results_dir={tmp_path}"]) == 2
+    assert "costs=fastertransformer prices simulated runs" in capsys.readouterr().err

@@ -200,7 +200,7 @@ def test_capacities_are_listed_once(planned: Planner) -> None:
 
 def test_a_real_clock_runs_alone(planned: Planner) -> None:
     assert isinstance(planned("executor=local").executor, Local)
-    pytest.importorskip("torch", reason="real runs need kvbench[models]")
+    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
     assert isinstance(planned("executor=local", "runner=cpu", "model=tiny_llama").executor, Serial)
 
 

@@ -46,7 +46,7 @@ def fit(
     try:
         from scipy.optimize import minimize
     except ModuleNotFoundError:
-        raise KvbenchError("fitting needs scipy: pip install 'kvbench[fit]'") from None
+        raise KvbenchError("fitting needs scipy: make install") from None
     for name in free:
         value = start.get(name)
         if not isinstance(value, int | float) or not value > 0:

@@ -55,7 +55,7 @@ class GGUF:
         try:
             from gguf import GGUFReader
         except ImportError:
-            raise KvbenchError(f"model.weights={path} needs the package gguf: pip install 'kvbench[models]'") from None
+            raise KvbenchError(f"model.weights={path} needs the package gguf: make install EXTRAS=dev,models") from None
         try:
             self._reader = GGUFReader(path)
         except (OSError, ValueError, IndexError) as error:

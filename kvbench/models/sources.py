@@ -121,7 +121,7 @@ def _commit(repository: str, revision: str | None) -> str:
     try:
         from huggingface_hub import hf_hub_download
     except ImportError:
-        raise KvbenchError(f"model.weights={repository} needs transformers: pip install 'kvbench[models]'") from None
+        raise KvbenchError(f"model.weights={repository} needs transformers: make install EXTRAS=dev,models") from None
     try:
         path = hf_hub_download(repository, "config.json", revision=revision)
     except (OSError, ValueError) as error:

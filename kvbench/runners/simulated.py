@@ -72,6 +72,10 @@ class Simulated:
         block_size: of paged placement, where the kernel's speed depends on it.
     """
 
+    device_name = "simulated"
+    may_stop_early = False
+    weights_bytes: int | None = None
+
     def __init__(self, costs: IterationCosts, block_size: int = 16) -> None:
         self._a, self._c, self._p, self._q = costs.a_ms, costs.c_ms, costs.p_ms, costs.q_ms
         self._b = costs.b_ms * costs.context_factor(block_size)

@@ -128,7 +128,7 @@ class Torch:
         self.params = params
         self.outputs: dict[int, list[int]] = {}
         self.model_s = 0.0
-        self.weights_bytes = sum(parameter.nbytes for parameter in model.model.parameters())
+        self.weights_bytes: int | None = sum(parameter.nbytes for parameter in model.model.parameters())
         self.may_stop_early = bool(params.stop_token_ids)
         self.device_name = f"cpu, {torch.get_num_threads()} threads"
         self._streams: dict[Sequence, Stream] = {}
@@ -159,7 +159,7 @@ class Torch:
             if seq not in streams:
                 request = seq.request
                 params = self.params.for_request(request.id)
-                streams[seq] = Stream(self.prompts(request), params, [], np.empty(0, np.int64))
+                streams[seq] = Stream(list(self.prompts(request)), params, [], np.empty(0, np.int64))
             self._locate(streams[seq], seq)
         seqs = list(batch.running)
         for seq in [seq for seq in self._ended if seq not in batch.running]:

@@ -22,6 +22,8 @@ class Scheduler(Protocol):
     """Sequences that hold memory, in service order."""
     step: int
     """How many iterations were committed."""
+    uses_true_lengths: bool
+    """Whether it looks at ``output_len``, which a real system does not know; recorded with every result."""
 
     def schedule(self) -> Batch:
         """Grow, preempt, admit; returns what to compute. An empty batch means nothing can run in this call."""

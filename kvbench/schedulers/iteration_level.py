@@ -40,6 +40,8 @@ class IterationLevel:
         KvbenchError: a combination that does not exist, a limit below 1, a watermark outside [0, 1).
     """
 
+    uses_true_lengths = False
+
     def __init__(
         self,
         allocator: Allocator,

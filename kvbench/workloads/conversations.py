@@ -56,7 +56,7 @@ def _load_tokenizer(folder: Path) -> Any:
         transformers = importlib.import_module("transformers")
     except ImportError as error:
         raise KvbenchError(
-            "counting the tokens of ShareGPT's text needs transformers: pip install 'kvbench[models]'"
+            "counting the tokens of ShareGPT's text needs transformers: make install EXTRAS=dev,models"
         ) from error
     try:
         return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
