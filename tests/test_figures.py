@@ -318,3 +318,12 @@ def test_looks_differ_in_colour_marker_and_line() -> None:
     others = style.looks(["vllm[reservation=max]", "vllm", "own.package.Class", "orca_max"])
     assert list(others) == ["orca_max", "vllm", "own.package.Class", "vllm[reservation=max]"]
     assert len({(look.color, look.marker) for look in others.values()}) == 4
+
+
+@pytest.mark.parametrize(("experiment", "of"), [("fig_memory_waste", waste_rows), ("fig_batched_requests", batch_rows)])
+def test_memory_under_other_lengths_says_why_it_is_not_comparable(
+    experiment: str, of: Callable[[], list[Row]], tmp_path: Path
+) -> None:
+    rows = claims(experiment, write_results(tmp_path, changed(of(), workload_source="drawn")))
+    assert {claim.verdict for claim in rows if claim.figure in ("Fig. 2", "Fig. 13(a)")} == {Verdict.NOT_COMPARABLE}
+    assert all("lengths: drawn" in claim.note for claim in rows if claim.verdict is Verdict.NOT_COMPARABLE)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from kvbench.figures import bars, style
-from kvbench.figures.frames import difference, footnote, select, systems, value, way
+from kvbench.figures.frames import PUBLIC, difference, footnote, other_lengths, select, systems, value, way
 from kvbench.figures.terminal import aligned
 from kvbench.paper.claims import Claim, stated
 from kvbench.paper.points import published
@@ -126,7 +126,8 @@ def _panels() -> dict[str, dict[str, Any]]:
 
 
 def _obstacle(rows: pd.DataFrame, panel: dict[str, Any], duration_s: float) -> str | None:
-    return difference(
+    lengths = other_lengths(rows, panel["workload"]) if panel["workload"] in PUBLIC else None
+    return lengths or difference(
         rows,
         model="opt_13b",
         hardware="a100_40gb",

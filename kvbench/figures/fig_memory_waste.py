@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from kvbench.figures import bars, style
 from kvbench.figures.bars import Part
-from kvbench.figures.frames import difference, footnote, select, systems, value, way
+from kvbench.figures.frames import difference, footnote, other_lengths, select, systems, value, way
 from kvbench.figures.terminal import aligned
 from kvbench.paper.claims import Claim, stated
 from kvbench.paper.points import published
@@ -121,7 +121,7 @@ def _boundaries(paper: dict[str, float] | None) -> list[float]:
 
 def _obstacle(rows: pd.DataFrame) -> str | None:
     paper = published()["fig2"]
-    return difference(
+    return other_lengths(rows, "sharegpt") or difference(
         rows,
         model="opt_13b",
         hardware="a100_40gb",

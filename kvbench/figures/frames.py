@@ -10,6 +10,14 @@ import pandas as pd
 
 Pairs = list[tuple[float, float]]
 
+PAPERS_PAIRS = {
+    "sharegpt": "ShareGPT pairs of the authors' artifact",
+    "alpaca": "Alpaca pairs of the authors' artifact",
+}
+"""Workload -> the source whose lengths are the paper's own."""
+PUBLIC = ("sharegpt",)
+"""Those of them that anybody can have; of the others only stand-ins can be compared."""
+
 
 def select(summary: pd.DataFrame, **equal: Any) -> pd.DataFrame:
     """The rows in which every named column has the given value."""
@@ -48,6 +56,12 @@ def difference(rows: pd.DataFrame, **paper: Any) -> str | None:
         if found != [wanted]:
             return f"{column} is {_words(found)}, the paper's is {_words([wanted])}"
     return None
+
+
+def other_lengths(rows: pd.DataFrame, workload: str) -> str | None:
+    """Where the requests' lengths come from, if they are not the paper's own."""
+    sources = sorted(set(rows["workload_source"].dropna()))
+    return None if sources == [PAPERS_PAIRS[workload]] else f"lengths: {', '.join(sources)}"
 
 
 def _words(values: Iterable[Any]) -> str:

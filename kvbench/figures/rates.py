@@ -11,7 +11,7 @@ from functools import cached_property
 
 import pandas as pd
 
-from kvbench.figures.frames import Pairs, curve, difference, select, systems
+from kvbench.figures.frames import PUBLIC, Pairs, curve, difference, other_lengths, select, systems
 from kvbench.figures.style import SYSTEMS
 from kvbench.paper.claims import Claim, Statement, stated
 from kvbench.paper.curves import Crossing, crossing, log_ratios, root_mean_square
@@ -21,13 +21,6 @@ from kvbench.results import Results
 Interval = tuple[float, float]
 LATENCY = "normalized_latency_mean_s"
 PAPERS_ARRIVALS = "kvbench.workloads.arrivals.Paper"
-PAPERS_PAIRS = {
-    "sharegpt": "ShareGPT pairs of the authors' artifact",
-    "alpaca": "Alpaca pairs of the authors' artifact",
-}
-"""Workload -> the source whose lengths are the paper's own."""
-PUBLIC = ("sharegpt",)
-"""Those of them that anybody can have; of the others only stand-ins can be compared."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +87,7 @@ class PanelRates:
     @cached_property
     def stand_in(self) -> str | None:
         """Where the lengths come from, if they are not the paper's own."""
-        sources = sorted(set(self.rows["workload_source"].dropna()))
-        return None if sources == [PAPERS_PAIRS[self.condition.workload]] else f"lengths: {', '.join(sources)}"
+        return other_lengths(self.rows, self.condition.workload)
 
     @cached_property
     def other_trace(self) -> str | None:
