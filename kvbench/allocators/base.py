@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable
 from enum import Flag, auto
 from typing import Protocol
 
-from kvbench.core import BlockCopy, Fit, Usage
+from kvbench.core import BlockCopy, Fit, KvbenchError, Usage
 
 
 class Ability(Flag):
@@ -101,3 +101,20 @@ class Allocator(Protocol):
     def usage(self) -> Usage:
         """The books, in O(1)."""
         ...
+
+
+class FixedGrant:
+    """What every placement answers whose grants neither grow in place nor are shared: contiguous ones."""
+
+    def can_append(self, num_seqs: int) -> bool:
+        """A grant does not grow in place."""
+        return num_seqs == 0
+
+    def append(self, seqs: Collection[Hashable], copies: list[BlockCopy]) -> int:
+        """A grant does not grow in place. Raises AllocationError."""
+        raise AllocationError(len(seqs))
+
+    def fork(self, parent: Hashable, child: Hashable, length: int) -> None:
+        """Slots are not shared. Raises KvbenchError."""
+        name = type(self).__module__.rpartition(".")[2]
+        raise KvbenchError(f"allocator={name} shares no slots; use allocator=paged")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 
-from kvbench.allocators.base import Ability, AllocationError
+from kvbench.allocators.base import Ability, AllocationError, FixedGrant
 from kvbench.allocators.buddy_heap import BuddyHeap
-from kvbench.core import BlockCopy, Fit, KvbenchError, Usage
+from kvbench.core import Fit, KvbenchError, Usage
 
 
-class Buddy:
+class Buddy(FixedGrant):
     """One region of a buddy heap for each sequence.
 
     Args:
@@ -62,18 +62,6 @@ class Buddy:
         except AllocationError as short:
             raise AllocationError(short.shortage * self.block_size) from None
         return self.block_size << order
-
-    def can_append(self, num_seqs: int) -> bool:
-        """A region does not grow in place."""
-        return num_seqs == 0
-
-    def append(self, seqs: Collection[Hashable], copies: list[BlockCopy]) -> int:
-        """A region does not grow in place. Raises AllocationError."""
-        raise AllocationError(len(seqs))
-
-    def fork(self, parent: Hashable, child: Hashable, length: int) -> None:
-        """Regions are not shared. Raises KvbenchError."""
-        raise KvbenchError("allocator=buddy shares no slots; use allocator=paged")
 
     def free(self, seq: Hashable) -> None:
         """Give the region back to the heap."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 
-from kvbench.allocators.base import Ability, AllocationError
-from kvbench.core import BlockCopy, Fit, KvbenchError, Usage
+from kvbench.allocators.base import Ability, AllocationError, FixedGrant
+from kvbench.core import Fit, KvbenchError, Usage
 
 
-class Contiguous:
+class Contiguous(FixedGrant):
     """``num_slots // slab_len`` slabs; what is left over stays unused (and counts as free).
 
     Args:
@@ -50,18 +50,6 @@ class Contiguous:
             raise AllocationError(max(slots, self.block_size) - self.usage().largest_free)
         self._bases[seq] = self._free.pop()
         return self.block_size
-
-    def can_append(self, num_seqs: int) -> bool:
-        """A slab does not grow."""
-        return num_seqs == 0
-
-    def append(self, seqs: Collection[Hashable], copies: list[BlockCopy]) -> int:
-        """A slab does not grow. Raises AllocationError."""
-        raise AllocationError(len(seqs))
-
-    def fork(self, parent: Hashable, child: Hashable, length: int) -> None:
-        """Slabs are not shared. Raises KvbenchError."""
-        raise KvbenchError("allocator=contiguous shares no slots; use allocator=paged")
 
     def free(self, seq: Hashable) -> None:
         """Give the slab back."""

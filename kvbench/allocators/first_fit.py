@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 
-from kvbench.allocators.base import Ability, AllocationError
-from kvbench.core import BlockCopy, Fit, KvbenchError, Usage
+from kvbench.allocators.base import Ability, AllocationError, FixedGrant
+from kvbench.core import Fit, KvbenchError, Usage
 
 
-class FirstFit:
+class FirstFit(FixedGrant):
     """One extent for each sequence, searched in order of address.
 
     Args:
@@ -65,18 +65,6 @@ class FirstFit:
     def _changed(self, freed: int) -> None:
         self._free += freed
         self._largest = max((length for _, length in self._holes), default=0)
-
-    def can_append(self, num_seqs: int) -> bool:
-        """An extent does not grow in place."""
-        return num_seqs == 0
-
-    def append(self, seqs: Collection[Hashable], copies: list[BlockCopy]) -> int:
-        """An extent does not grow in place. Raises AllocationError."""
-        raise AllocationError(len(seqs))
-
-    def fork(self, parent: Hashable, child: Hashable, length: int) -> None:
-        """Extents are not shared. Raises KvbenchError."""
-        raise KvbenchError("allocator=first_fit shares no slots; use allocator=paged")
 
     def free(self, seq: Hashable) -> None:
         """Make the extent a hole, merged with the holes before and after it."""

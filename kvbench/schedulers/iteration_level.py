@@ -99,7 +99,7 @@ class IterationLevel:
             prefills = self._admit()
             if self._rejected:
                 rejected, self._rejected = self._rejected, []
-        return Batch(
+        return Batch(  # by position: keywords cost half a microsecond in every step
             step,
             self.running,
             num_decodes,
