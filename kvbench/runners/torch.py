@@ -28,6 +28,7 @@ from kvbench.capacity import Model
 from kvbench.core import Batch, KvbenchError, Request, Sequence, StepResult
 from kvbench.models.dtypes import torch_dtype
 from kvbench.models.loading import LoadedModel, load
+from kvbench.models.packed_linear import pack, weights_bytes
 from kvbench.sampling import SamplingParams, SamplingRows, sample
 
 ATTENTION = ("cpu", "reference")
@@ -113,7 +114,7 @@ class Torch:
     Attributes:
         outputs: request id -> the tokens it generated, once it has finished.
         model_s: seconds spent in the model's forward.
-        weights_bytes: what the model's parameters take.
+        weights_bytes: what the model's weights take.
         may_stop_early: whether an output may end before its forced length.
         device_name: for tables.
     """
@@ -128,7 +129,7 @@ class Torch:
         self.params = params
         self.outputs: dict[int, list[int]] = {}
         self.model_s = 0.0
-        self.weights_bytes: int | None = sum(parameter.nbytes for parameter in model.model.parameters())
+        self.weights_bytes: int | None = weights_bytes(model.model)
         self.may_stop_early = bool(params.stop_token_ids)
         self.device_name = f"cpu, {torch.get_num_threads()} threads"
         self._streams: dict[Sequence, Stream] = {}
@@ -291,4 +292,6 @@ def open_runner(
 @lru_cache(maxsize=1)
 def _load(shapes: str, device: str, seed: int) -> LoadedModel:
     """Points that differ in other parts only, and are run one after the other, share a model."""
-    return load(Model(**json.loads(shapes)), device=device, seed=seed)
+    loaded = load(Model(**json.loads(shapes)), device=device, seed=seed)
+    pack(loaded.model)
+    return loaded
