@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import Enum
@@ -31,12 +32,18 @@ class Request:
         output_len: tokens it will generate, at least 1. Hidden from every part that does not declare
             ``uses_true_lengths``: only the runner (which must know when to stop), the ledger, oracle-like
             reservations and a request-level scheduler may look.
+        num_seqs: outputs of it: parallel samples, or beams.
+        is_beam: they are the beams of one search, which end together.
+        prefix_len: leading tokens of its prompt that every request with a prefix shares; 0: none.
     """
 
     id: int
     arrival_s: float
     prompt_len: int
     output_len: int
+    num_seqs: int = 1
+    is_beam: bool = False
+    prefix_len: int = 0
 
     @property
     def final_len(self) -> int:
@@ -48,15 +55,18 @@ class Request:
 class Sequence:
     """One token stream of a request, compared and hashed by identity.
 
-    While it runs nothing in it changes from step to step: its length is ``scheduler.step - origin``.
+    The first stream of a request stands for all: its siblings are scheduled, admitted and preempted with it and are as
+    long as it is. While it runs nothing in it changes from step to step: its length is ``scheduler.step - origin``.
 
     Attributes:
+        siblings: the other streams of the same request; only the first stream has some, and only it is scheduled.
         final_len: tokens of prompt and output together; a runner that meets a stop token corrects it.
         length: tokens present while it waits (prompt, and what it had generated when it was preempted).
         origin: ``step - length`` at admission; meaningless while it waits.
         requested: slots its scheduler asked the allocator for at the last admission.
         granted: slots it got then, at least ``requested``.
         cohort: the running sequences that fill their room at the same step; a dict used as an ordered set.
+        num_prefills: streams whose tokens were computed for themselves at the last admission; 1: all share the first's.
     """
 
     request: Request
@@ -70,12 +80,20 @@ class Sequence:
     recomputed_tokens: int = 0
     first_token_s: float = -1.0
     finish_s: float = -1.0
+    siblings: tuple[Sequence, ...] = ()
+    num_prefills: int = 1
+
+    @property
+    def streams(self) -> tuple[Sequence, ...]:
+        """All streams of the request, itself the first."""
+        return (self, *self.siblings)
 
 
 class BlockCopy(NamedTuple):
     """Copy ``num_slots`` slots of a shared block before the step writes to it (copy-on-write).
 
-    ``src`` and ``dst`` are the first physical slots of the two blocks.
+    ``src`` and ``dst`` are the first physical slots of the two blocks. A swap is described the same way: ``dst`` is
+    then a slot of the host pool, or ``src`` is.
     """
 
     src: int
@@ -90,15 +108,22 @@ class Batch:
     Attributes:
         step: the scheduler's step counter.
         running: every running sequence in service order, *a live view*: copy it to keep it.
-        num_decodes: sequences that generate their next token; the prefills come on top.
-        context_len: tokens the decodes attend to, summed (with padding where batching pads).
+        num_decodes: sequences that generate their next token, siblings not counted; the prefills come on top.
+        context_len: tokens the decodes and their siblings attend to, summed (with padding where batching pads).
         prefills: sequences computed from their first token on in this iteration.
         prefill_len: what each prefill is padded to; 0 where batching does not pad.
-        token_states: tokens physically held for unfinished sequences, those of the prefills included.
+        token_states: tokens of the unfinished sequences and their siblings, those of the prefills included; shared ones
+            count for each.
         grown: sequences that were granted more room at the start of this step, ``gained`` slots each.
         preempted: sequences that lost their memory at the start of this step.
         rejected: sequences that can never be served, each with the reason.
         copies: block copies the runner must do before it computes.
+        num_siblings: siblings of the decodes.
+        num_beams: those of them that are beams.
+        prefix_len: tokens of ``context_len`` that lie in a shared prefix, summed.
+        swapped: those of ``preempted`` whose tokens were moved to the host pool.
+        returned: decodes whose tokens were moved back from there.
+        moves: the moves of ``swapped``, or of ``returned``: never both in a step. Done first.
     """
 
     step: int
@@ -113,14 +138,28 @@ class Batch:
     preempted: Seq[Sequence] = ()
     rejected: Seq[tuple[Sequence, str]] = ()
     copies: Seq[BlockCopy] = ()
+    num_siblings: int = 0
+    num_beams: int = 0
+    prefix_len: int = 0
+    swapped: Seq[Sequence] = ()
+    returned: Seq[Sequence] = ()
+    moves: Seq[BlockCopy] = ()
 
 
 @dataclass(slots=True, eq=False)
 class StepResult:
-    """What a runner gives back: the seconds the iteration took and the sequences that produced their last token."""
+    """What a runner gives back.
+
+    Attributes:
+        seconds: what the iteration took.
+        finished: sequences that produced their last token, siblings included by their first stream.
+        parents: of a beam search, by its first stream: beam ``i`` goes on from what was beam ``parents[i]``. Beams that
+            survive stay in place; a search in which all do need not be there.
+    """
 
     seconds: float
     finished: Seq[Sequence]
+    parents: Mapping[Sequence, Seq[int]] | None = None
 
 
 @dataclass(slots=True)
@@ -129,7 +168,9 @@ class Usage:
 
     ``used`` is granted to sequences (counted once physically), ``cached`` unreferenced but reusable, ``pinned`` in
     flight. ``largest_free`` is the largest request that could be granted from ``free`` now: the free memory
-    itself where any block serves any sequence, the largest hole where a grant must be contiguous.
+    itself where any block serves any sequence, the largest hole where a grant must be contiguous. ``shared`` is what
+    sequences hold beyond ``used`` because they share it: a slot with n holders counts n - 1 times. ``swapped`` is held
+    in the host pool.
     """
 
     used: int
@@ -137,3 +178,5 @@ class Usage:
     largest_free: int
     cached: int = 0
     pinned: int = 0
+    shared: int = 0
+    swapped: int = 0

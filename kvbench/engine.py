@@ -49,11 +49,10 @@ class Engine:
         now = clock.now()
         while True:
             while upcoming is not None and upcoming.arrival_s <= now:
-                seq = Sequence(upcoming, upcoming.prompt_len + upcoming.output_len, upcoming.prompt_len)
-                sequences.append(seq)
-                waiting.append(seq)
+                sequences.append(_streams(upcoming))
+                waiting.append(sequences[-1])
                 upcoming = next(arrivals, None)
-            if not running and not waiting:
+            if not running and not waiting and not scheduler.swapped:
                 if upcoming is None:
                     return
                 now = clock.wait_until(upcoming.arrival_s)
@@ -68,6 +67,7 @@ class Engine:
                 if not (batch.preempted or batch.rejected):
                     raise RuntimeError(f"{len(waiting)} sequences wait, nothing runs and nothing was decided")
                 ledger.settle((), batch.preempted)  # no iteration, hence no row
+                now = clock.advance(runner.execute(batch).seconds) if batch.moves else now
                 continue
 
             result = runner.execute(batch)
@@ -76,12 +76,21 @@ class Engine:
             ledger.record(batch, now, seconds, len(waiting))
             if batch.prefills:
                 _stamp(batch.prefills, now)
-            released = scheduler.commit(finished)
+            released = scheduler.commit(finished, result.parents)
             if finished or released:
                 ledger.settle(finished, released)
                 for seq in released:
                     seq.finish_s = now
             yield batch
+
+
+def _streams(request: Request) -> Sequence:
+    """The first stream of a request, with its siblings."""
+    seq = Sequence(request, request.prompt_len + request.output_len, request.prompt_len)
+    if request.num_seqs > 1:
+        siblings = range(request.num_seqs - 1)
+        seq.siblings = tuple(Sequence(request, seq.final_len, seq.length) for _ in siblings)
+    return seq
 
 
 def _stamp(prefills: Seq[Sequence], now: float) -> None:
@@ -90,7 +99,7 @@ def _stamp(prefills: Seq[Sequence], now: float) -> None:
         if seq.first_token_s < 0:
             seq.first_token_s = now
         else:
-            seq.recomputed_tokens += seq.length - 1
+            seq.recomputed_tokens += seq.num_prefills * (seq.length - 1)
 
 
 def serve(engine: Engine, requests: Iterable[Request]) -> Record:

@@ -40,24 +40,51 @@ _CHUNK_ROWS = 1 << 14
 class _Event(NamedTuple):
     """From this row on a sequence holds ``granted`` slots of which it asked for ``requested``.
 
-    0 and 0: it holds none. None: it has finished and is only held.
+    0 and 0: it holds none. None: it has finished and is only held. ``num_streams`` of its request do so each.
     """
 
     row: int
     seq: Sequence
     requested: int | None
     granted: int
+    num_streams: int
+
+
+class _Kept(NamedTuple):
+    """From this row on so much is cached, pinned and shared, and so many streams run beside the first of their request.
+
+    ``hidden`` tokens are computed or attended to beyond the physical ``token_states``.
+    """
+
+    row: int
+    cached: int
+    pinned: int
+    shared: int
+    num_siblings: int
+    hidden: int
+
+
+class _Flow(NamedTuple):
+    """In this row so many slots were copied, swapped out and swapped in."""
+
+    row: int
+    copied: int
+    swapped_out: int
+    swapped_in: int
 
 
 class Ledger:
     """One row for every iteration, taken while it is computed: a sequence that finishes in it still holds its memory.
 
     Classes, in slots:
-        token_states: hold a token some running sequence attends to.
+        token_states: hold a token some running sequence attends to; one that several share counts once.
         reserved: granted, empty, and will be filled by their sequence.
         overreserved: reserved for a length that will never come, or held by a finished sequence until its batch ends.
         padding: rounding that will never be filled.
         cached, pinned, free: as the allocator reports them.
+
+    Beside the partition: ``shared``, what sequences would hold on top of it if each held its own; ``num_seqs``, the
+    streams that run; the slots ``copied``, ``swapped_out`` and ``swapped_in`` before the iteration.
 
     Args:
         allocator: whose pool it is.
@@ -76,10 +103,16 @@ class Ledger:
         self._padding_by: dict[Sequence, int] = {}
         self._usage = allocator.usage()
         self._stale = False
-        self._kept: list[tuple[int, int, int]] = []  # row from which on so much is cached and pinned; empty: never any
+        self._kept: list[_Kept] = []  # empty: never any
+        self._flows: list[_Flow] = []
+        self._parting: list[Sequence] = []  # admitted in the last row, sharing a block that each will copy or fill
+        self._unfilled = 0  # slots at the end of such blocks, for every stream but the first
+        self._not_computed = 0  # their tokens, for every stream but the first
 
     def record(self, batch: Batch, end_s: float, seconds: float, num_waiting: int) -> None:
         """Book what happened before the iteration, then note its row."""
+        if batch.num_siblings or self._parting or batch.moves or batch.copies:
+            self._book_streams(batch)
         if self._events is not None:
             self._note(batch)
         if batch.grown:
@@ -89,18 +122,15 @@ class Ledger:
             for seq in batch.grown:
                 spare = last - seq.origin - seq.final_len
                 if spare > 0:
-                    self._padding += spare
-                    self._padding_by[seq] = spare
+                    self._pad(seq, spare * (1 + len(seq.siblings)))
         if batch.preempted:
             self._release(batch.preempted)
         if batch.prefills:
             self._stale = True
             self._admit(batch.prefills)
         if self._stale:
-            self._usage = self.allocator.usage()
-            self._stale = False
-            if self._usage.cached or self._usage.pinned or self._kept:
-                self._kept.append((self._num_rows(), self._usage.cached, self._usage.pinned))
+            self._ask(batch)
+        token_states = batch.token_states - self._usage.shared + self._unfilled
         if self._offset == len(self._chunk):
             self._chunks.append(self._chunk)
             self._chunk = bytearray(len(self._chunk))
@@ -115,7 +145,7 @@ class Ledger:
             len(batch.prefills),
             len(batch.preempted),
             batch.context_len,
-            batch.token_states,
+            token_states,
             self._overreserved,
             self._padding,
             self._usage.used,
@@ -127,8 +157,8 @@ class Ledger:
         """Book what happened after the iteration: released memory is free, memory that is only held is overreserved."""
         if self._events is not None:
             held = finished if finished is not released else ()
-            self._events += [_Event(self._num_rows(), seq, None, 0) for seq in held]
-            self._events += [_Event(self._num_rows(), seq, 0, 0) for seq in released]
+            self._events += [_Event(self._num_rows(), seq, None, 0, 1) for seq in held]
+            self._events += [_Event(self._num_rows(), seq, 0, 0, 1) for seq in released]
         if finished is not released:
             for seq in finished:
                 self._overreserved += seq.final_len
@@ -140,14 +170,54 @@ class Ledger:
         for seq in admitted:
             over = seq.requested - seq.final_len
             if over > 0:
+                over *= seq.num_prefills
                 self._overreserved += over
                 self._overreserved_by[seq] = over
                 spare = seq.granted - seq.requested
             else:
                 spare = seq.granted - seq.final_len
             if spare > 0:
-                self._padding += spare
-                self._padding_by[seq] = spare
+                self._pad(seq, spare * seq.num_prefills)
+            if len(seq.siblings) >= seq.num_prefills:
+                self._parting.append(seq)
+                self._unfilled += len(seq.siblings) * (seq.granted - seq.length)
+                self._not_computed += len(seq.siblings) * seq.length
+
+    def _ask(self, batch: Batch) -> None:
+        """Ask the allocator for its books, and keep what most runs never have."""
+        self._usage = usage = self.allocator.usage()
+        self._stale = False
+        siblings = batch.num_siblings
+        for seq in batch.prefills:
+            siblings += len(seq.siblings)
+        if self._kept or usage.cached or usage.pinned or usage.shared or siblings:
+            hidden = usage.shared - self._unfilled - self._not_computed
+            self._kept.append(_Kept(self._num_rows(), usage.cached, usage.pinned, usage.shared, siblings, hidden))
+
+    def _book_streams(self, batch: Batch) -> None:
+        """What happens only where requests have several streams, or are swapped.
+
+        Streams admitted in the last row write for the first time: each holds a last block of its own.
+        """
+        self._stale = True
+        for seq in self._parting:
+            if seq in batch.running and (spare := self._padding_by.get(seq, 0)):
+                self._pad(seq, spare * (1 + len(seq.siblings)))
+        self._parting.clear()
+        self._unfilled = self._not_computed = 0
+        for seq in batch.returned:
+            spare = seq.granted - seq.final_len
+            if spare > 0:
+                self._pad(seq, spare * (1 + len(seq.siblings)))
+        if batch.copies or batch.moves:
+            copied, moved = (sum(copy.num_slots for copy in copies) for copies in (batch.copies, batch.moves))
+            out, into = (moved, 0) if batch.swapped else (0, moved)
+            self._flows.append(_Flow(self._num_rows(), copied, out, into))
+
+    def _pad(self, seq: Sequence, slots: int) -> None:
+        """So much of what a request holds is padding now."""
+        self._padding += slots - self._padding_by.get(seq, 0)
+        self._padding_by[seq] = slots
 
     def _num_rows(self) -> int:
         return len(self._chunks) * _CHUNK_ROWS + self._offset // _STORED.itemsize
@@ -157,33 +227,45 @@ class Ledger:
         events, row = self._events, self._num_rows()
         assert events is not None
         room = batch.step + batch.gained - 1
-        events += [_Event(row, seq, seq.requested, room - seq.origin) for seq in batch.grown]
-        events += [_Event(row, seq, 0, 0) for seq in batch.preempted]
-        events += [_Event(row, seq, seq.requested, seq.granted) for seq in batch.prefills]
+        events += [_Event(row, seq, seq.requested, room - seq.origin, 1 + len(seq.siblings)) for seq in batch.grown]
+        events += [_Event(row, seq, 0, 0, 1) for seq in batch.preempted]
+        events += [_Event(row, seq, 0, seq.granted, 1 + len(seq.siblings)) for seq in batch.returned]
+        for seq in batch.prefills:
+            events.append(_Event(row, seq, seq.requested, seq.granted, seq.num_prefills))
+            if len(seq.siblings) >= seq.num_prefills:  # they part in the next row
+                events.append(_Event(row + 1, seq, seq.requested, seq.granted, 1 + len(seq.siblings)))
 
     def _complete(self, columns: dict[str, NDArray[np.generic]]) -> None:
         """Split again, now that every final length is known."""
         changes = np.zeros((2, self._num_rows() + 1), np.int64)
         current: dict[Sequence, tuple[int, int]] = {}
-        for row, seq, requested, granted in self._events or ():
+        for row, seq, requested, granted, num_streams in sorted(self._events or (), key=lambda event: event.row):
             over, padding = current.get(seq, (0, 0))
             if requested is None:
                 split = over + seq.final_len, padding
             else:
                 split = (
-                    max(requested - seq.final_len, 0),
-                    max(granted - max(requested, seq.final_len), 0),
+                    num_streams * max(requested - seq.final_len, 0),
+                    num_streams * max(granted - max(requested, seq.final_len), 0),
                 )
             changes[:, row] += split[0] - over, split[1] - padding
             current[seq] = split
         sums = changes.cumsum(axis=1)[:, :-1].astype(np.int32)
         columns["overreserved"], columns["padding"] = sums
 
-    def _cached_and_pinned(self, num_rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Columns of what hardly ever changes."""
-        rows, cached, pinned = np.array([(0, 0, 0), *self._kept, (num_rows, 0, 0)], np.int64).T
-        lasts = np.diff(rows)
-        return np.repeat(cached[:-1], lasts).astype(np.int32), np.repeat(pinned[:-1], lasts).astype(np.int32)
+    def _rare(self, columns: dict[str, NDArray[np.generic]], num_rows: int) -> None:
+        """Columns of what most runs never have: what was kept from a row on, and what happened in single rows."""
+        kept = np.array([(0,) * 6, *self._kept, (num_rows, *(0,) * 5)], np.int64).T
+        lasts = np.diff(kept[0])
+        cached, pinned, shared, siblings, hidden = (np.repeat(each[:-1], lasts).astype(np.int32) for each in kept[1:])
+        columns["cached"], columns["pinned"], columns["shared"] = cached, pinned, shared
+        columns["num_seqs"] = columns["num_running"].astype(np.int32, copy=False) + siblings
+        columns["prefill_tokens"] = columns["prefill_tokens"].astype(np.int32, copy=False) + hidden
+        columns["prefill_tokens"][columns["num_prefills"] == 0] = 0
+        flows = np.zeros((3, num_rows), np.int32)
+        for row, *slots in self._flows:
+            flows[:, row] += slots
+        columns["copied"], columns["swapped_out"], columns["swapped_in"] = flows
 
     def _release(self, released: Seq[Sequence]) -> None:
         self._stale = True
@@ -213,11 +295,10 @@ class Ledger:
             columns[name].astype(np.int32, copy=False) for name in ("used", "token_states", "overreserved", "padding")
         )
         prefill_tokens = present - columns["context_len"].astype(np.int32, copy=False)
-        prefill_tokens[columns["num_prefills"] == 0] = 0
         columns["prefill_tokens"] = prefill_tokens
         columns["reserved"] = used - present - over - padding
-        cached, pinned = self._cached_and_pinned(num_rows)
-        columns["cached"], columns["pinned"] = cached, pinned
-        columns["free"] = self.allocator.num_slots - used - cached - pinned
+        self._rare(columns, num_rows)
+        kept = columns["cached"].astype(np.int32, copy=False) + columns["pinned"].astype(np.int32, copy=False)
+        columns["free"] = self.allocator.num_slots - used - kept
         del columns["used"]
         return columns

@@ -22,7 +22,9 @@ class Ability(Flag):
     GROW = auto()
     """``can_append`` and ``append`` work, so a sequence may be admitted with less than its final length."""
     FORK = auto()
-    """``fork`` works: sequences may share slots."""
+    """``fork`` and ``extend`` work: sequences may share slots."""
+    SWAP = auto()
+    """``swap_out`` and ``swap_in`` work: there is a host pool."""
 
 
 class AllocationError(Exception):
@@ -46,8 +48,8 @@ class Allocator(Protocol):
     block_size: int
     """The granule of a grant, in slots; 1 where any number of slots can be granted."""
 
-    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
-        """Whether ``slots`` could be granted now. Pure.
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
+        """Whether ``slots`` could be granted now, to each of ``count`` sequences. Pure.
 
         OK: the same ``allocate`` succeeds. LATER: not before something is freed. NEVER: not even in an empty pool.
         """
@@ -90,6 +92,49 @@ class Allocator(Protocol):
         """
         ...
 
+    def extend(self, seq: Hashable, slots: int, copies: list[BlockCopy]) -> int:
+        """Grant a sequence that was forked at least ``slots`` slots in all, writable from where it was. Needs FORK.
+
+        Returns:
+            How many slots it has, shared ones included.
+
+        Raises:
+            AllocationError: not enough; nothing was changed.
+            KeyError: it holds no slots.
+        """
+        ...
+
+    def swap_out(self, seqs: Collection[Hashable]) -> list[BlockCopy]:
+        """Move what these sequences hold to the host pool, a shared block once. Needs SWAP.
+
+        What others hold as well stays where it is. They keep sharing what they shared. Until they are back, ``free``
+        is all that may be asked of them.
+
+        Returns:
+            Copies from slots of the pool to slots of the host pool.
+
+        Raises:
+            AllocationError: the host pool is too full; nothing was changed.
+            KeyError: one of them holds no slots.
+        """
+        ...
+
+    def can_swap_in(self, seqs: Collection[Hashable], keep: int = 0) -> bool:
+        """Whether there is room for them again, and ``keep`` slots more. Pure. Needs SWAP."""
+        ...
+
+    def swap_in(self, seqs: Collection[Hashable]) -> list[BlockCopy]:
+        """Move sequences back that were swapped out together. Needs SWAP.
+
+        Returns:
+            Copies from slots of the host pool to slots of the pool.
+
+        Raises:
+            AllocationError: not enough free slots; nothing was changed.
+            KeyError: one of them was not swapped out.
+        """
+        ...
+
     def free(self, seq: Hashable) -> None:
         """Take back everything a sequence holds. Raises KeyError if it holds nothing."""
         ...
@@ -116,5 +161,23 @@ class FixedGrant:
 
     def fork(self, parent: Hashable, child: Hashable, length: int) -> None:
         """Slots are not shared. Raises KvbenchError."""
-        name = type(self).__module__.rpartition(".")[2]
-        raise KvbenchError(f"allocator={name} shares no slots; use allocator=paged")
+        raise KvbenchError(f"{self._name()} shares no slots; use allocator=paged")
+
+    def extend(self, seq: Hashable, slots: int, copies: list[BlockCopy]) -> int:
+        """Slots are not shared. Raises KvbenchError."""
+        raise KvbenchError(f"{self._name()} shares no slots; use allocator=paged")
+
+    def swap_out(self, seqs: Collection[Hashable]) -> list[BlockCopy]:
+        """What is guaranteed is not taken away. Raises KvbenchError."""
+        raise KvbenchError(f"{self._name()} does not swap; use allocator=paged")
+
+    def can_swap_in(self, seqs: Collection[Hashable], keep: int = 0) -> bool:
+        """Nothing was swapped out."""
+        return not seqs
+
+    def swap_in(self, seqs: Collection[Hashable]) -> list[BlockCopy]:
+        """Nothing was swapped out. Raises KvbenchError."""
+        raise KvbenchError(f"{self._name()} does not swap; use allocator=paged")
+
+    def _name(self) -> str:
+        return f"allocator={type(self).__module__.rpartition('.')[2]}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from kvbench.allocators.base import AllocationError
 
@@ -10,13 +10,15 @@ from kvbench.allocators.base import AllocationError
 class BlockPool:
     """``num_blocks`` blocks; the one freed last is taken first (LIFO), so that hot memory is reused.
 
-    A block with one holder is not in ``shared``; one with n > 1 holders is, with the count n.
+    A block with one holder is not in ``shared``; one with n > 1 holders is, with the count n. ``num_saved`` counts the
+    holders beyond the first of all blocks.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.free = list(range(num_blocks - 1, -1, -1))
         self.shared: dict[int, int] = {}
+        self.num_saved = 0
 
     def take(self, count: int) -> list[int]:
         """Take ``count`` free blocks. Raises AllocationError with the shortage in blocks, taking none."""
@@ -30,25 +32,31 @@ class BlockPool:
         taken.reverse()
         return taken
 
-    def share(self, blocks: Iterable[int]) -> None:
+    def share(self, blocks: Sequence[int]) -> None:
         """Add a holder to each block."""
+        shared = self.shared
         for block in blocks:
-            self.shared[block] = self.shared.get(block, 1) + 1
+            shared[block] = shared.get(block, 1) + 1
+        self.num_saved += len(blocks)
 
     def num_holders(self, block: int) -> int:
         """How many sequences hold a block that is not free."""
         return self.shared.get(block, 1)
 
-    def give_back(self, blocks: list[int]) -> None:
+    def give_back(self, blocks: Sequence[int]) -> None:
         """Drop a holder of each block; those nobody holds any more are free, the last of the list on top."""
-        if not self.shared:
+        shared = self.shared
+        if not shared:
             self.free += blocks
             return
+        free = self.free
+        before = len(free)
         for block in blocks:
-            holders = self.shared.get(block, 1)
+            holders = shared.get(block, 1)
             if holders == 1:
-                self.free.append(block)
+                free.append(block)
             elif holders == 2:
-                del self.shared[block]
+                del shared[block]
             else:
-                self.shared[block] = holders - 1
+                shared[block] = holders - 1
+        self.num_saved -= len(blocks) - (len(free) - before)

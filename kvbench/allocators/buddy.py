@@ -41,14 +41,16 @@ class Buddy(FixedGrant):
         """The order of the smallest region that holds ``slots``."""
         return (-(-slots // self.block_size) - 1).bit_length()
 
-    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
-        """A region of the rounded size, or a larger one to split, is free."""
-        order = self._order(slots)
-        need = (1 << order) + keep // self.block_size
-        if order > self.heap.largest_order or need > self.heap.num_blocks:
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
+        """Regions of the rounded size, or larger ones to split, are free."""
+        heap, order = self.heap, self._order(slots)
+        need = (count << order) + keep // self.block_size
+        if order > heap.largest_order or need > heap.num_blocks or (count > 1 and count > heap.num_regions(order)):
             return Fit.NEVER
-        largest = self.heap.largest_free_order()
-        return Fit.OK if largest is not None and order <= largest and need <= self.heap.num_free else Fit.LATER
+        largest = heap.largest_free_order()
+        if largest is None or order > largest or need > heap.num_free:
+            return Fit.LATER
+        return Fit.OK if count == 1 or heap.num_free_regions(order) >= count else Fit.LATER
 
     def allocate(self, seq: Hashable, slots: int) -> int:
         """Take a region; returns ``slots`` rounded up to ``2**k`` blocks."""

@@ -24,6 +24,7 @@ class BuddyHeap:
                 regions.append((order, start))
                 start += 1 << order
         self.largest_order = regions[0][0]
+        self._carved = [order for order, _ in regions]
         for order, start in reversed(regions):  # the lowest address on top
             self.free[order][start] = None
 
@@ -33,6 +34,14 @@ class BuddyHeap:
             if self.free[order]:
                 return order
         return None
+
+    def num_free_regions(self, order: int) -> int:
+        """How many regions of ``2**order`` blocks could be taken now, larger ones being split."""
+        return sum(len(self.free[larger]) << (larger - order) for larger in range(order, self.largest_order + 1))
+
+    def num_regions(self, order: int) -> int:
+        """The same of an empty heap."""
+        return sum(1 << (carved - order) for carved in self._carved if carved >= order)
 
     def take(self, order: int) -> int:
         """Take a region of ``2**order`` blocks; returns its first. Raises AllocationError, short in blocks."""

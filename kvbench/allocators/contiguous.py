@@ -32,10 +32,10 @@ class Contiguous(FixedGrant):
         self._free = list(range((self.num_slabs - 1) * slab_len, -1, -slab_len))
         self._bases: dict[Hashable, int] = {}
 
-    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
-        """A slab is free, or will be; longer than a slab is NEVER."""
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
+        """Slabs are free, or will be; longer than a slab is NEVER."""
         slab_len = self.block_size
-        need = 1 + keep // slab_len
+        need = count + keep // slab_len
         if slots > slab_len or need > self.num_slabs:
             return Fit.NEVER
         return Fit.OK if need <= len(self._free) else Fit.LATER

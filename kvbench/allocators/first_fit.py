@@ -37,12 +37,16 @@ class FirstFit(FixedGrant):
     def _rounded(self, slots: int) -> int:
         return -(-slots // self.block_size) * self.block_size
 
-    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
-        """A hole is large enough, and ``keep`` slots remain somewhere."""
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
+        """The holes are large enough, and ``keep`` slots remain somewhere."""
         size = self._rounded(slots)
-        if size + keep > self._end:
+        if count * size + keep > self._end:
             return Fit.NEVER
-        return Fit.OK if size <= self._largest and size + keep <= self._free else Fit.LATER
+        if size > self._largest or count * size + keep > self._free:
+            return Fit.LATER
+        if count == 1 or count * size <= self._largest:
+            return Fit.OK
+        return Fit.OK if sum(length // size for _, length in self._holes) >= count else Fit.LATER
 
     def allocate(self, seq: Hashable, slots: int) -> int:
         """Cut the extent from the front of the first hole that holds it; returns ``slots`` rounded up to blocks."""

@@ -18,35 +18,46 @@ class Paged:
         num_slots: the pool; slots beyond the last whole block stay unused (and count as free).
         block_size: slots of a block, at least 1 and at most the pool.
         copy_on_write: whether ``fork`` shares blocks. Without it the allocator cannot fork.
+        host_slots: size of the host pool; 0: none.
 
     Raises:
-        KvbenchError: a block size below 1, or larger than the pool.
+        KvbenchError: a block size below 1, or larger than the pool, a host pool of less than 0 slots.
     """
 
-    def __init__(self, num_slots: int, block_size: int = 16, *, copy_on_write: bool = True) -> None:
+    def __init__(
+        self, num_slots: int, block_size: int = 16, *, copy_on_write: bool = True, host_slots: int = 0
+    ) -> None:
         if block_size < 1:
             raise KvbenchError(f"allocator.block_size={block_size}: a block holds at least 1 slot; give 1 or more")
         if block_size > num_slots:
             raise KvbenchError(
                 f"allocator.block_size={block_size} is larger than the pool of {num_slots} slots; give at most that"
             )
-        self.abilities = Ability.ANY_SIZE | Ability.GROW | (Ability.FORK if copy_on_write else Ability.NONE)
+        if host_slots < 0:
+            raise KvbenchError(f"allocator.host_slots={host_slots} is below 0; give 0 for no host pool")
+        self.abilities = Ability.ANY_SIZE | Ability.GROW
+        self.abilities |= Ability.FORK if copy_on_write else Ability.NONE
+        self.abilities |= Ability.SWAP if host_slots >= block_size else Ability.NONE
         self.num_slots = num_slots
         self.block_size = block_size
         self.pool = BlockPool(num_slots // block_size)
+        self.host_pool = BlockPool(host_slots // block_size)
         self.tables: dict[Hashable, list[int]] = {}
+        self.swapped: dict[Hashable, list[int]] = {}  # tables of the sequences that are out; block ~b is host block b
         self._lens: dict[Hashable, int] = {}  # of forked sequences: the tokens they hold when they ask next
 
-    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
         """Blocks are interchangeable, so only their number counts."""
         need = (slots + keep + self.block_size - 1) // self.block_size  # `keep` is whole blocks
+        if count != 1:
+            need += (count - 1) * -(-slots // self.block_size)
         if need <= len(self.pool.free):
             return OK
         return Fit.LATER if need <= self.pool.num_blocks else Fit.NEVER
 
     def allocate(self, seq: Hashable, slots: int) -> int:
         """Fill a new block table; returns ``slots`` rounded up to whole blocks."""
-        if seq in self.tables:
+        if seq in self.tables or seq in self.swapped:
             raise ValueError(f"{seq!r} holds slots already")
         if slots < 1:
             raise ValueError(f"slots={slots}: at least 1")
@@ -65,7 +76,7 @@ class Paged:
     def append(self, seqs: Collection[Hashable], copies: list[BlockCopy]) -> int:
         """Add a block to each table; a forked sequence first fills its last block, copying it if it is shared."""
         tables, pool, size = self.tables, self.pool, self.block_size
-        if self._lens:
+        if self._lens and not self._lens.keys().isdisjoint(seqs):
             return self._append_forked(seqs, copies)
         free = pool.free
         if len(seqs) > len(free):
@@ -129,11 +140,90 @@ class Paged:
         shared = table[: -(-length // size)]
         self.pool.share(shared)
         self.tables[child] = shared
-        self._lens[parent] = self._lens[child] = length
+        if length % size:
+            self._lens[child] = length
+        if length != len(table) * size:
+            self._lens[parent] = length
+
+    def extend(self, seq: Hashable, slots: int, copies: list[BlockCopy]) -> int:
+        """Add blocks up to ``slots``; a last block that is shared and not full is copied first."""
+        table, size, pool = self.tables[seq], self.block_size, self.pool
+        length = self._lens.get(seq, len(table) * size)
+        index, filled = divmod(length, size)
+        copied = slots > length and filled > 0 and pool.num_holders(table[index]) > 1
+        more = max(0, -(-slots // size) - len(table))
+        try:
+            taken = pool.take(more + copied)
+        except AllocationError as short:
+            raise AllocationError(short.shortage * size) from None
+        if copied:
+            block, table[index] = table[index], taken.pop()
+            pool.give_back([block])
+            copies.append(BlockCopy(block * size, table[index] * size, filled))
+        table += taken
+        if slots > length:
+            self._lens.pop(seq, None)
+        return len(table) * size
+
+    def swap_out(self, seqs: Collection[Hashable]) -> list[BlockCopy]:
+        """One host block for each block that only these sequences hold."""
+        pool, host, size = self.pool, self.host_pool, self.block_size
+        holders: dict[int, int] = {}
+        for seq in seqs:
+            for block in self.tables[seq]:
+                holders[block] = holders.get(block, 0) + 1
+        leaving = [block for block, count in holders.items() if count == pool.num_holders(block)]
+        try:
+            hosts = host.take(len(leaving))
+        except AllocationError as short:
+            raise AllocationError(short.shortage * size) from None
+        where = dict(zip(leaving, hosts, strict=True))
+        for block, host_block in where.items():
+            host.share([host_block] * (holders[block] - 1))
+        for seq in seqs:
+            table = self.tables.pop(seq)
+            self.swapped[seq] = [~where[block] if block in where else block for block in table]
+            pool.give_back([block for block in table if block in where])
+        return [BlockCopy(block * size, host_block * size, size) for block, host_block in where.items()]
+
+    def can_swap_in(self, seqs: Collection[Hashable], keep: int = 0) -> bool:
+        """One free block for each host block they hold."""
+        return len(self._host_blocks(seqs)) + keep // self.block_size <= len(self.pool.free)
+
+    def swap_in(self, seqs: Collection[Hashable]) -> list[BlockCopy]:
+        """One block for each host block they hold."""
+        pool, host, size = self.pool, self.host_pool, self.block_size
+        holders = self._host_blocks(seqs)
+        try:
+            blocks = pool.take(len(holders))
+        except AllocationError as short:
+            raise AllocationError(short.shortage * size) from None
+        where = dict(zip(holders, blocks, strict=True))
+        for host_block, block in where.items():
+            pool.share([block] * (holders[host_block] - 1))
+        for seq in seqs:
+            table = self.swapped.pop(seq)
+            self.tables[seq] = [where[~block] if block < 0 else block for block in table]
+            host.give_back([~block for block in table if block < 0])
+        return [BlockCopy(host_block * size, block * size, size) for host_block, block in where.items()]
+
+    def _host_blocks(self, seqs: Collection[Hashable]) -> dict[int, int]:
+        """The host blocks of these sequences, and how many of them hold each."""
+        holders: dict[int, int] = {}
+        for seq in seqs:
+            for block in self.swapped[seq]:
+                if block < 0:
+                    holders[~block] = holders.get(~block, 0) + 1
+        return holders
 
     def free(self, seq: Hashable) -> None:
         """Drop the sequence from the holders of its blocks."""
-        self.pool.give_back(self.tables.pop(seq))
+        if seq in self.swapped:
+            table = self.swapped.pop(seq)
+            self.host_pool.give_back([~block for block in table if block < 0])
+            self.pool.give_back([block for block in table if block >= 0])
+        else:
+            self.pool.give_back(self.tables.pop(seq))
         if self._lens:
             self._lens.pop(seq, None)
 
@@ -146,4 +236,8 @@ class Paged:
         """Any free block serves any sequence, so nothing free is fragmented."""
         free = len(self.pool.free) * self.block_size
         used = self.pool.num_blocks * self.block_size - free
-        return Usage(used, self.num_slots - used, free)
+        saved = self.pool.num_saved
+        if not saved and not self.swapped:
+            return Usage(used, self.num_slots - used, free)
+        swapped = (self.host_pool.num_blocks - len(self.host_pool.free)) * self.block_size
+        return Usage(used, self.num_slots - used, free, 0, 0, saved * self.block_size, swapped)

@@ -6,16 +6,24 @@ The cost of one iteration, in milliseconds, with sums over its decodes (context)
 
 Source of the form: DistServe's regression for vLLM, extended to iterations that mix prompts and decodes; c has two
 segments because sampling and bookkeeping per request grow with the batch. It belongs to requests, not to sequences: the
-engine that the paper measured calls its sampler once per request.
+engine that the paper measured calls its sampler once per request. On top come
+
+    s * (further streams of the requests) + beams * (those of them that are beams) + copies + swaps
+
+A copy reads and writes what is copied; a swap pays for each piece, the K or the V of one block in one layer, and for
+the bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from math import log2
+from typing import Protocol
 
-from kvbench.core import Batch, KvbenchError, Sequence, StepResult
+from kvbench.core import Batch, BlockCopy, KvbenchError, Sequence, StepResult
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,6 +37,14 @@ class IterationCosts:
         c_large_ms: per request beyond; None: ``c_ms``.
         p_ms: per prefill token.
         q_ms: per squared prefill length: attention among the prompt's own tokens.
+        s_ms: per stream of a request beyond its first.
+        beam_ms: per beam of a request beyond its first, on top of ``s_ms``.
+        copy_gb_per_s: speed of copies within the memory, what is read and what is written counted; None: they are free.
+        prefix_weight: of a token of context in a shared prefix, whose reads hit a cache.
+        swap_out_call_us: per piece that is copied to the host.
+        swap_out_gb_per_s: None: the bytes are free.
+        swap_in_call_us: per piece that is copied back.
+        swap_in_gb_per_s: None: the bytes are free.
         context_factors: block size -> factor on ``b_ms`` (an attention kernel reads small blocks slower); between
             listed sizes it is interpolated in log2, beyond them the nearest holds; empty: 1.
     """
@@ -40,14 +56,26 @@ class IterationCosts:
     q_ms: float
     c_large_ms: float | None = None
     c_knee: int = 40
+    s_ms: float = 0.0
+    beam_ms: float = 0.0
+    copy_gb_per_s: float | None = None
+    prefix_weight: float = 1.0
+    swap_out_call_us: float = 0.0
+    swap_out_gb_per_s: float | None = None
+    swap_in_call_us: float = 0.0
+    swap_in_gb_per_s: float | None = None
     context_factors: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse negative coefficients. Raises KvbenchError."""
-        for name in ("a_ms", "b_ms", "c_ms", "p_ms", "q_ms", "c_knee"):
-            value = getattr(self, name)
+        """Refuse negative coefficients, and speeds of 0. Raises KvbenchError."""
+        for each in fields(self):
+            name, value = each.name, getattr(self, each.name)
+            if name == "context_factors" or value is None:
+                continue
             if not value >= 0:
                 raise KvbenchError(f"costs: {name}={value} is negative; a cost is 0 or more")
+            if name.endswith("_gb_per_s") and not value > 0:
+                raise KvbenchError(f"costs: {name}={value} is no speed; give more than 0, or null for free")
 
     def context_factor(self, block_size: int) -> float:
         """The factor on ``b_ms`` for paged placement with this block size."""
@@ -64,23 +92,54 @@ class IterationCosts:
         return (1 - weight) * self.context_factors[below] + weight * self.context_factors[above]
 
 
+class Beams(Protocol):
+    """Which beams of a search survive a step."""
+
+    def parents(self, request: int, width: int, step: int) -> Seq[int] | None:
+        """As ``kvbench.runners.beams.ScoreModel.parents``."""
+        ...
+
+
 class Simulated:
     """Ends a sequence after its recorded output length and charges each iteration its cost.
 
     Args:
         costs: the coefficients.
         block_size: of paged placement, where the kernel's speed depends on it.
+        bytes_per_slot: K and V of a token in all layers, for the price of copies and swaps.
+        num_layers: of the model: a block is swapped in ``2 * num_layers`` pieces.
+        beams: who survives, where there are beams.
+        swap_merges: neighbouring blocks are swapped as one piece; the paper's engine did not.
+        swap_overlaps: swaps run beside the iteration, which waits for them only if they take longer; the paper's engine
+            did not.
     """
 
     device_name = "simulated"
     may_stop_early = False
     weights_bytes: int | None = None
 
-    def __init__(self, costs: IterationCosts, block_size: int = 16) -> None:
+    def __init__(
+        self,
+        costs: IterationCosts,
+        block_size: int = 16,
+        bytes_per_slot: int = 0,
+        num_layers: int = 0,
+        beams: Beams | None = None,
+        *,
+        swap_merges: bool = False,
+        swap_overlaps: bool = False,
+    ) -> None:
         self._a, self._c, self._p, self._q = costs.a_ms, costs.c_ms, costs.p_ms, costs.q_ms
         self._b = costs.b_ms * costs.context_factor(block_size)
         self._c_large = costs.c_ms if costs.c_large_ms is None else costs.c_large_ms
         self._knee = costs.c_knee
+        self._costs = costs
+        self._bytes_per_slot = bytes_per_slot
+        self._num_layers = num_layers
+        self._beams = beams
+        self._merges = swap_merges
+        self._overlaps = swap_overlaps
+        self._searches: dict[Sequence, None] = {}  # requests with beams, from their prompt on
         self._endings: dict[int, dict[Sequence, None]] = {}  # step -> those whose last token is due in it
 
     def execute(self, batch: Batch) -> StepResult:
@@ -89,12 +148,17 @@ class Simulated:
         above = num_requests - self._knee
         per_request = self._c * num_requests if above <= 0 else self._c * self._knee + self._c_large * above
         ms = self._a + self._b * batch.context_len + per_request
+        wide = batch.num_siblings > 0
         if batch.prefills:
             prefill_len = square_len = 0
             for seq in batch.prefills:
                 length = batch.prefill_len or seq.length
                 prefill_len += length
                 square_len += length * length
+                if seq.siblings:
+                    wide = True
+                    prefill_len += length * (seq.num_prefills - 1)
+                    square_len += length * length * (seq.num_prefills - 1)
                 last = seq.origin + seq.final_len - 1
                 endings = self._endings.get(last)
                 if endings is None:
@@ -103,10 +167,80 @@ class Simulated:
                     endings[seq] = None  # may be there already: preempted and admitted again without a step between
             ms += self._p * prefill_len
             ms += self._q * square_len
+        parents: dict[Sequence, Seq[int]] | None = None
+        if wide or batch.moves:
+            ms, parents = self._streams(batch, ms)
         endings = self._endings.pop(batch.step, None)
         if endings is None:
-            return StepResult(ms / 1e3, ())
+            return StepResult(ms / 1e3, (), parents)
         # A preempted sequence leaves a stale entry: valid only if it runs and this is its last step.
         running, step = batch.running, batch.step
         finished = [seq for seq in endings if seq in running and seq.origin + seq.final_len - 1 == step]
-        return StepResult(ms / 1e3, finished)
+        return StepResult(ms / 1e3, finished, parents)
+
+    def _streams(self, batch: Batch, ms: float) -> tuple[float, dict[Sequence, Seq[int]] | None]:
+        """What several streams for a request, copies and swaps add to an iteration; and which beams survive it."""
+        costs = self._costs
+        if not batch.running:
+            ms = 0.0
+        num_siblings, num_beams = batch.num_siblings, batch.num_beams
+        for seq in batch.prefills:
+            if seq.siblings:
+                num_siblings += seq.num_prefills - 1
+                if seq.request.is_beam:
+                    num_beams += len(seq.siblings)
+                    self._searches[seq] = None
+        for seq in batch.returned:  # filed before they left: the steps that they were out come on top
+            self._endings.setdefault(seq.origin + seq.final_len - 1, {})[seq] = None
+        ms += costs.s_ms * num_siblings + costs.beam_ms * num_beams
+        if batch.prefix_len:
+            ms -= self._b * (1 - costs.prefix_weight) * batch.prefix_len
+        if batch.copies and costs.copy_gb_per_s:
+            num_bytes = 2 * self._bytes_per_slot * sum(copy.num_slots for copy in batch.copies)
+            ms += num_bytes / costs.copy_gb_per_s / 1e6
+        if batch.moves:
+            swap_ms = self._swap_ms(batch.moves, out=bool(batch.swapped))
+            ms = max(ms, swap_ms) if self._overlaps else ms + swap_ms
+        return ms, self._survivors(batch) if self._searches else None
+
+    def _swap_ms(self, moves: Seq[BlockCopy], *, out: bool) -> float:
+        costs = self._costs
+        call_us, speed = costs.swap_in_call_us, costs.swap_in_gb_per_s
+        if out:
+            call_us, speed = costs.swap_out_call_us, costs.swap_out_gb_per_s
+        num_pieces = 2 * self._num_layers * (num_runs(moves) if self._merges else len(moves))
+        ms = num_pieces * call_us / 1e3
+        if speed:
+            ms += self._bytes_per_slot * sum(move.num_slots for move in moves) / speed / 1e6
+        return ms
+
+    def _survivors(self, batch: Batch) -> dict[Sequence, Seq[int]] | None:
+        """The parents of every search that computes a step; a prompt's first tokens have none."""
+        if self._beams is None:
+            raise KvbenchError("beam search in simulation needs to know which beams survive; give runner.beams")
+        parents: dict[Sequence, Seq[int]] = {}
+        running, step = batch.running, batch.step
+        gone = []
+        for seq in self._searches:
+            if seq not in running:
+                gone.append(seq)
+                continue
+            request = seq.request
+            num_generated = step - seq.origin - request.prompt_len
+            if num_generated:
+                survivors = self._beams.parents(request.id, request.num_seqs, num_generated)
+                if survivors is not None:
+                    parents[seq] = survivors
+        for seq in gone:
+            if seq.finish_s >= 0:
+                del self._searches[seq]
+        return parents or None
+
+
+def num_runs(moves: Seq[BlockCopy]) -> int:
+    """How many pieces remain when moves are merged whose sources and targets both follow each other."""
+    ordered = sorted(moves)
+    return 1 + sum(
+        (move.src, move.dst) != (before.src + before.num_slots, before.dst + before.num_slots)
+        for before, move in pairwise(ordered)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
@@ -18,6 +19,8 @@ class Scheduler(Protocol):
     reservation: Reservation
     waiting: deque[Sequence]
     """Sequences that hold no memory, in order of arrival; the engine appends new ones at the end."""
+    swapped: deque[Sequence]
+    """Sequences whose memory is in the host pool, in order of arrival."""
     running: dict[Sequence, None]
     """Sequences that hold memory, in service order."""
     step: int
@@ -29,8 +32,12 @@ class Scheduler(Protocol):
         """Grow, preempt, admit; returns what to compute. An empty batch means nothing can run in this call."""
         ...
 
-    def commit(self, finished: Seq[Sequence]) -> Seq[Sequence]:
+    def commit(self, finished: Seq[Sequence], parents: Mapping[Sequence, Seq[int]] | None = None) -> Seq[Sequence]:
         """The iteration is done; every running sequence has one token more.
+
+        Args:
+            finished: those for which it was the last.
+            parents: which beams survived, see ``StepResult``.
 
         Returns:
             Those whose memory was released for good: the finished ones, or all where a batch ends together.

@@ -3,29 +3,42 @@
 Speed follows from one rule: what grows by one per step is a difference from the step counter, and a sequence is
 touched only when something happens to it. Sequences that fill their room at the same step form a cohort, filed in
 ``calendar`` under that step; one call then makes room for all of them.
+
+The streams of a request are equally long and fill their room together, so the first stands for all of them here too.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from typing import Literal
 
-from kvbench.allocators.base import Allocator
+from kvbench.allocators.base import Ability, AllocationError, Allocator
 from kvbench.core import Batch, BlockCopy, Fit, KvbenchError, Sequence
 from kvbench.reservation import Reservation
 from kvbench.schedulers.base import check_at_least, check_corner
 
 OK, NEVER = Fit.OK, Fit.NEVER  # looked up in the loop
+NOBODY: dict[Sequence, None] = {}
+Restore = Literal["auto", "recompute", "swap"]
+Fork = tuple[Sequence, Sequence]
+"""Parent and child."""
 
 
 class IterationLevel:
-    """FCFS with preemption of the latest by recomputation, as the PagedAttention authors' artifact schedules.
+    """FCFS with preemption of the latest, as the PagedAttention authors' artifact schedules.
 
-    * Before a step every running sequence, oldest first, must see room for one token more; while there is none, the
-      newest that was not served yet is preempted: it loses its memory, keeps its tokens and goes to the front of the
-      queue. In such a step nothing is admitted.
-    * Then the head of the queue is admitted as long as the limits and the memory allow. Memory is first asked for when
-      something was released since it last said LATER.
+    * Before a step every running request, oldest first, must see room for one token more of each of its streams; while
+      there is none, the newest that was not served yet is preempted: it loses its memory, keeps its tokens and goes to
+      the front of the queue, or it is swapped out. In such a step nothing is admitted.
+    * Then those swapped out return, oldest first. Only when nobody is out any more the head of the queue is admitted,
+      as long as the limits and the memory allow. Memory is first asked for when something was released since it last
+      said LATER.
+
+    Streams of one request share blocks where the allocator can fork: parallel samples their prompt, a beam what it has
+    in common with the beam it was forked from. Elsewhere each stream is granted its own slots, its prompt is computed
+    for itself, and a fork copies everything the parent was granted. So it is after a recomputation too.
 
     Args:
         allocator: placement; called by nobody else.
@@ -35,9 +48,13 @@ class IterationLevel:
         max_num_batched_tokens: tokens of one iteration: a decode is one, a prefill its whole length.
         watermark: share of the pool's blocks that admission leaves free, rounded down to whole blocks. None: 0.01
             where the reservation grows, 0 where it never asks again (the artifact's values).
+        restore: how a preempted request gets its memory back: computed again, or swapped out to the host pool and in
+            again. ``auto``: swapped if it has several streams (the artifact's rule). One that finds the host pool full
+            is computed again.
 
     Raises:
-        KvbenchError: a combination that does not exist, a limit below 1, a watermark outside [0, 1).
+        KvbenchError: a combination that does not exist, a limit below 1, a watermark outside [0, 1), swapping where
+            there is no host pool.
     """
 
     uses_true_lengths = False
@@ -50,6 +67,7 @@ class IterationLevel:
         max_num_seqs: int = 2048,
         max_num_batched_tokens: int = 2560,
         watermark: float | None = None,
+        restore: Restore = "auto",
     ) -> None:
         check_corner(allocator, reservation)
         check_at_least("max_num_seqs", max_num_seqs, 1)
@@ -58,19 +76,35 @@ class IterationLevel:
             watermark = 0.01 if reservation.grows else 0.0
         if not 0 <= watermark < 1:
             raise KvbenchError(f"scheduler.watermark={watermark} is not a share of the pool; give 0 to 1, 1 excluded")
+        if restore not in ("auto", "recompute", "swap"):
+            raise KvbenchError(f"scheduler.restore={restore} does not exist; choose auto, recompute or swap")
+        if restore == "swap" and Ability.SWAP not in allocator.abilities:
+            raise KvbenchError(
+                "scheduler.restore=swap needs allocator=paged with allocator.host_slots of a block or more"
+            )
         self.allocator = allocator
         self.reservation = reservation
         self.max_model_len = max_model_len
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.keep = int(watermark * (allocator.num_slots // allocator.block_size)) * allocator.block_size
+        self.restore = restore
         self.waiting: deque[Sequence] = deque()
+        self.swapped: deque[Sequence] = deque()
         self.running: dict[Sequence, None] = {}
         self.calendar: dict[int, dict[Sequence, None]] = {}
         self.step = 0
-        self.context_len = 0  # tokens of all running sequences
+        self.context_len = 0  # tokens of all running streams
+        self.num_siblings = 0  # running streams that are not the first of their request
+        self.num_beams = 0  # those of them that are beams
         self.blocked = False  # the head did not fit, and nothing was released since
         self._grows = reservation.grows
+        self._shares = reservation.grows and Ability.FORK in allocator.abilities
+        self._swaps = Ability.SWAP in allocator.abilities
+        self._widest = 1  # most streams of any request so far
+        self._forks: dict[Sequence, list[Fork]] = {}  # by request, those since the last step: somebody has to copy
+        self._forks_out: dict[Sequence, list[Fork]] = {}  # of those swapped out
+        self._moves: list[BlockCopy] = []
         self._rejected: list[tuple[Sequence, str]] = []
 
     def schedule(self) -> Batch:
@@ -80,7 +114,9 @@ class IterationLevel:
         preempted: Seq[Sequence] = ()
         gained = 0
         copies: list[BlockCopy] = []
-        if self._grows:
+        if self.num_siblings:
+            grown, gained, preempted = self._serve_streams(self.calendar.pop(step, NOBODY), copies)
+        elif self._grows:
             cohort = self.calendar.pop(step, None)
             if cohort:
                 if self.allocator.can_append(len(cohort) + 1):
@@ -91,15 +127,20 @@ class IterationLevel:
                     grown, gained, preempted = self._grow_in_order(cohort, copies)
             elif self.running and not self.allocator.can_append(1):
                 preempted = (self._preempt(),)
+        returned: Seq[Sequence] = ()
+        if self.swapped and not preempted:
+            returned = self._return(copies)
         num_decodes = len(self.running)
+        num_siblings = self.num_siblings
+        num_beams = self.num_beams
         context_len = self.context_len
         prefills: Seq[Sequence] = ()
         rejected: Seq[tuple[Sequence, str]] = ()
-        if self.waiting and not (self.blocked or preempted):
+        if self.waiting and not (self.blocked or preempted or self.swapped):
             prefills = self._admit()
-            if self._rejected:
-                rejected, self._rejected = self._rejected, []
-        return Batch(  # by position: keywords cost half a microsecond in every step
+        if self._rejected:
+            rejected, self._rejected = self._rejected, []
+        batch = Batch(  # by position: keywords cost half a microsecond in every step
             step,
             self.running,
             num_decodes,
@@ -112,17 +153,142 @@ class IterationLevel:
             preempted,
             rejected,
             copies,
+            num_siblings,
+            num_beams,
         )
+        if returned:
+            batch.returned = returned
+        if self._moves:
+            batch.moves, self._moves = self._moves, []
+            batch.swapped = [seq for seq in preempted if seq in self._forks_out]
+        return batch
 
-    def commit(self, finished: Seq[Sequence]) -> Seq[Sequence]:
-        """Release what finished at once."""
+    def commit(self, finished: Seq[Sequence], parents: Mapping[Sequence, Seq[int]] | None = None) -> Seq[Sequence]:
+        """Release what finished at once; then drop the beams that did not survive and fork others in their place."""
         running = self.running
-        self.context_len += len(running)
+        self.context_len += len(running) + self.num_siblings
         self.step += 1
         for seq in finished:
             del running[seq]
             self._release(seq)
+        if parents:
+            for seq, origins in parents.items():
+                if seq in running:
+                    self._fork_beams(seq, origins)
         return finished
+
+    def _serve_streams(
+        self, cohort: dict[Sequence, None], copies: list[BlockCopy]
+    ) -> tuple[list[Sequence], int, list[Sequence]]:
+        """The same where requests have several streams: room for a cohort, and copies for those that forked.
+
+        Returns grown, gained, preempted.
+        """
+        allocator, running, forks = self.allocator, self.running, self._forks
+        if not self._grows:
+            for pairs in forks.values():
+                self._copy(pairs, copies)
+            forks.clear()
+            return [], 0, []
+        ample = allocator.can_append(
+            sum(1 + len(seq.siblings) for seq in cohort) + sum(map(len, forks.values())) + self._widest
+        )
+        grown: list[Sequence] = []
+        preempted: list[Sequence] = []
+        gained = 0
+        for seq in [*cohort, *(seq for seq in forks if seq not in cohort)] if ample else list(running):
+            while not ample and seq in running and not allocator.can_append(1 + len(seq.siblings)):
+                preempted.append(self._preempt())
+            if seq not in running:
+                break  # it was preempted, and so was everyone after it
+            if seq in cohort:
+                room = allocator.append(seq.streams, copies)
+                gained = min(gained, room) if grown else room
+                grown.append(seq)
+                if self._shares:
+                    forks.pop(seq, None)  # nothing shared lies in a block that is new
+            if seq in forks:
+                self._part(forks.pop(seq), copies)
+        if cohort:
+            self._file(cohort, self.step + gained)
+        return grown, gained, preempted
+
+    def _part(self, pairs: list[Fork], copies: list[BlockCopy]) -> None:
+        """Before they write: parents and children that share their last block copy it, others copy everything."""
+        if self._shares:
+            self.allocator.append(dict.fromkeys(stream for pair in pairs for stream in pair), copies)
+        else:
+            self._copy(pairs, copies)
+
+    def _copy(self, pairs: list[Fork], copies: list[BlockCopy]) -> None:
+        """Copy all that each parent was granted, piece by piece where it lies in pieces."""
+        allocator = self.allocator
+        for parent, child in pairs:
+            sources, targets = allocator.slots(parent), allocator.slots(child)
+            piece = allocator.block_size if Ability.GROW in allocator.abilities else len(sources)
+            copies += [BlockCopy(sources[i], targets[i], piece) for i in range(0, len(sources), piece)]
+
+    def _fork_beams(self, seq: Sequence, origins: Seq[int]) -> None:
+        """Beam i goes on from what was beam ``origins[i]``; the newest token of each is not in the cache yet."""
+        allocator, streams = self.allocator, seq.streams
+        pairs = [(streams[origin], streams[i]) for i, origin in enumerate(origins) if origin != i]
+        if not pairs:
+            return
+        if self._shares:
+            cached = self.step - seq.origin - 1
+            for _, child in pairs:
+                allocator.free(child)
+            for parent, child in pairs:
+                allocator.fork(parent, child, cached)
+            self.blocked = False
+            if not cached % allocator.block_size:
+                return  # a new block for everyone
+        self._forks[seq] = pairs
+
+    def _return(self, copies: list[BlockCopy]) -> list[Sequence]:
+        """Swap in the oldest of those that are out, as long as there is room for them and one block for each stream."""
+        allocator = self.allocator
+        returned: list[Sequence] = []
+        while self.swapped:
+            seq = self.swapped[0]
+            streams = seq.streams
+            if len(self.running) + len(streams) > self.max_num_seqs:
+                break
+            if not allocator.can_swap_in(streams, self.keep + len(streams) * allocator.block_size):
+                if self.running:
+                    break
+                self.swapped.popleft()
+                del self._forks_out[seq]
+                for stream in streams:
+                    allocator.free(stream)
+                self._rejected.append((seq, f"{seq.length} tokens of {len(streams)} streams outgrew the pool"))
+                continue
+            self.swapped.popleft()
+            self._moves += allocator.swap_in(streams)
+            seq.origin = self.step - seq.length
+            room = len(allocator.slots(seq))
+            pairs = self._forks_out.pop(seq)
+            if seq.length > room:
+                room += allocator.append(streams, copies)
+                pairs = [] if self._shares else pairs
+            if pairs:
+                self._part(pairs, copies)
+            seq.requested, seq.granted = 0, room
+            seq.cohort = {seq: None}
+            self._file(seq.cohort, seq.origin + room + 1)
+            self._start(seq)
+            returned.append(seq)
+        return returned
+
+    def _start(self, seq: Sequence) -> None:
+        self.running[seq] = None
+        siblings = len(seq.siblings)
+        self.context_len += seq.length * (1 + siblings)
+        if siblings:
+            self.num_siblings += siblings
+            self._widest = max(self._widest, 1 + siblings)
+            if seq.request.is_beam:
+                self.num_beams += siblings
 
     def _grow_in_order(
         self, cohort: dict[Sequence, None], copies: list[BlockCopy]
@@ -156,22 +322,27 @@ class IterationLevel:
         """Move the head of the queue into service until something stops it."""
         allocator, calendar, waiting, running = self.allocator, self.calendar, self.waiting, self.running
         step, keep, grows, max_num_tokens = self.step, self.keep, self._grows, self.max_num_batched_tokens
-        num_tokens = len(running)
-        num_free = self.max_num_seqs - num_tokens
+        num_tokens = len(running) + self.num_siblings
+        num_free = self.max_num_seqs - len(running)
         admitted: list[Sequence] = []
         while waiting and len(admitted) < num_free:
             seq = waiting[0]
             length = seq.length
+            siblings = seq.siblings
+            if siblings and len(admitted) + len(siblings) >= num_free:
+                break
             if num_tokens + length > max_num_tokens:
                 if length > max_num_tokens:
                     self._reject(f"{length} tokens to compute at once exceed max_num_batched_tokens={max_num_tokens}")
                     continue
                 break  # not `blocked`: the budget is new in every step
             slots = max(self.reservation.slots(seq.request, self.max_model_len), length)
-            fit = allocator.can_allocate(slots, keep)
+            fit = allocator.can_allocate(slots, keep) if not siblings else self._can_place(seq, slots)
             if fit is not OK:
                 if fit is NEVER:
-                    self._reject(f"{slots} slots do not fit the empty pool of {allocator.num_slots}, {keep} kept free")
+                    streams = f" for each of {1 + len(siblings)} streams" if siblings else ""
+                    pool = f"the empty pool of {allocator.num_slots}, {keep} kept free"
+                    self._reject(f"{slots} slots{streams} do not fit {pool}")
                     continue
                 self.blocked = True
                 break
@@ -186,31 +357,76 @@ class IterationLevel:
                     cohort = calendar[due] = {}
                 cohort[seq] = None
                 seq.cohort = cohort
-            running[seq] = None
-            self.context_len += length
+            if siblings:
+                self._place_siblings(seq)
+                self._start(seq)
+            else:
+                running[seq] = None
+                self.context_len += length
             admitted.append(seq)
             waiting.popleft()
         return admitted
+
+    def _can_place(self, seq: Sequence, slots: int) -> Fit:
+        """Whether all streams of a request find room: those that share their prompt need no more than one."""
+        seq.num_prefills = 1 if self._shares and seq.length == seq.request.prompt_len else 1 + len(seq.siblings)
+        return self.allocator.can_allocate(slots, self.keep, seq.num_prefills)
+
+    def _place_siblings(self, seq: Sequence) -> None:
+        """Let the siblings share what the first stream was granted, or grant each its own."""
+        allocator, length = self.allocator, seq.length
+        if seq.num_prefills > 1:
+            for sibling in seq.siblings:
+                allocator.allocate(sibling, seq.requested)
+            return
+        for sibling in seq.siblings:
+            allocator.fork(seq, sibling, length)
+        if length % allocator.block_size:
+            self._forks[seq] = [(seq, sibling) for sibling in seq.siblings]
 
     def _reject(self, reason: str) -> None:
         """Drop the head of the queue for good."""
         self._rejected.append((self.waiting.popleft(), reason))
 
     def _preempt(self) -> Sequence:
-        """The newest running sequence goes back to the front of the queue."""
+        """The newest running sequence goes back to the front of the queue, or to the host pool."""
         seq = self.running.popitem()[0]
+        if self._swaps and (self.restore == "swap" or (seq.siblings and self.restore == "auto")):
+            try:
+                self._moves += self.allocator.swap_out(seq.streams)
+            except AllocationError:
+                pass
+            else:
+                self._forks_out[seq] = self._forks.pop(seq, [])
+                self._stop(seq)
+                self.swapped.appendleft(seq)
+                return seq
         self._release(seq)
         self.waiting.appendleft(seq)
         return seq
 
     def _release(self, seq: Sequence) -> None:
+        self._stop(seq)
+        self.allocator.free(seq)
+        if seq.siblings:
+            self._forks.pop(seq, None)
+            for sibling in seq.siblings:
+                self.allocator.free(sibling)
+
+    def _stop(self, seq: Sequence) -> None:
+        """It leaves the books of what runs."""
         seq.length = length = self.step - seq.origin
+        siblings = len(seq.siblings)
+        if siblings:
+            length *= 1 + siblings
+            self.num_siblings -= siblings
+            if seq.request.is_beam:
+                self.num_beams -= siblings
         self.context_len -= length
         cohort = seq.cohort
         if cohort is not None:
             del cohort[seq]
             seq.cohort = None
-        self.allocator.free(seq)
         self.blocked = False
 
     def _file(self, cohort: dict[Sequence, None], due: int) -> None:

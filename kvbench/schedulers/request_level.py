@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from kvbench.allocators.base import Allocator
@@ -53,6 +54,7 @@ class RequestLevel:
         self.max_num_seqs = max_num_seqs
         self.max_padded_len = min(max_padded_len, max_model_len)
         self.waiting: deque[Sequence] = deque()
+        self.swapped: deque[Sequence] = deque()  # nothing is ever preempted
         self.running: dict[Sequence, None] = {}
         self.step = 0
         self._unfinished = 0
@@ -77,8 +79,9 @@ class RequestLevel:
             rejected=rejected,
         )
 
-    def commit(self, finished: Seq[Sequence]) -> Seq[Sequence]:
+    def commit(self, finished: Seq[Sequence], parents: Mapping[Sequence, Seq[int]] | None = None) -> Seq[Sequence]:
         """Hold what finished; release the whole batch with its last sequence."""
+        del parents
         self.step += 1
         self._held += self._unfinished
         self._padded_len += 1
@@ -100,6 +103,11 @@ class RequestLevel:
         while waiting and len(admitted) < self.max_num_seqs:
             seq = waiting[0]
             request = seq.request
+            if seq.siblings:
+                raise KvbenchError(
+                    f"a request with {request.num_seqs} outputs: scheduler=request_level serves one for each request; "
+                    "use iteration_level"
+                )
             slots = max(self.reservation.slots(request, self.max_model_len), seq.length)
             fit = allocator.can_allocate(slots)
             if fit is Fit.NEVER or seq.final_len > self.max_model_len:
