@@ -18,14 +18,14 @@ class Paged:
         num_slots: the pool; slots beyond the last whole block stay unused (and count as free).
         block_size: slots of a block, at least 1 and at most the pool.
         copy_on_write: whether ``fork`` shares blocks. Without it the allocator cannot fork.
-        host_slots: size of the host pool; 0: none.
+        host_slots: size of the host pool; None: as many as the pool, 0: there is none.
 
     Raises:
         KvbenchError: a block size below 1, or larger than the pool, a host pool of less than 0 slots.
     """
 
     def __init__(
-        self, num_slots: int, block_size: int = 16, *, copy_on_write: bool = True, host_slots: int = 0
+        self, num_slots: int, block_size: int = 16, *, copy_on_write: bool = True, host_slots: int | None = None
     ) -> None:
         if block_size < 1:
             raise KvbenchError(f"allocator.block_size={block_size}: a block holds at least 1 slot; give 1 or more")
@@ -33,6 +33,7 @@ class Paged:
             raise KvbenchError(
                 f"allocator.block_size={block_size} is larger than the pool of {num_slots} slots; give at most that"
             )
+        host_slots = num_slots if host_slots is None else host_slots
         if host_slots < 0:
             raise KvbenchError(f"allocator.host_slots={host_slots} is below 0; give 0 for no host pool")
         self.abilities = Ability.ANY_SIZE | Ability.GROW

@@ -1,10 +1,10 @@
 """Which beams survive a step of beam search, where no model says so: the process that a simulated run draws from.
 
-Sharing depends on how often beams die, and that on how sure the model is of its next token. Each beam draws the law of its
-next token: the probability of the j-th best is proportional to ``G_j ** -beta``, with ``G_j`` the j-th arrival of a unit
-Poisson process. Of the ``width * width`` best continuations the ``width`` with the largest cumulative log-probability
-survive, in place; the other beams are forked from survivors, as in the PagedAttention authors' artifact. The first
-tokens are the ``width`` best of one law. Large ``beta``: a confident model, few forks.
+Sharing depends on how often beams die, and that on how sure the model is of its next token. Each beam draws the law of
+its next token: the probability of the j-th best is proportional to ``G_j ** -beta``, with ``G_j`` the j-th arrival of a
+unit Poisson process. Of the ``width * width`` best continuations the ``width`` with the largest cumulative
+log-probability survive, in place; the other beams are forked from survivors, as in the artifact of the PagedAttention
+authors. The first tokens are the ``width`` best of one law. Large ``beta``: a confident model, few forks.
 """
 
 from __future__ import annotations

@@ -100,7 +100,43 @@ def one_of(option: str, value: object, allowed: tuple[str, ...]) -> None:
         raise KvbenchError(f"workload.{option}={value} is not possible; give one of {', '.join(allowed)}")
 
 
-def to_requests(arrival_s: FloatArray, prompt_len: IntArray, output_len: IntArray) -> list[Request]:
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How many outputs a request has.
+
+    Attributes:
+        num_samples: parallel samples.
+        beam_width: beams of one search; not with samples.
+
+    Raises:
+        KvbenchError: one of them below 1, or both above.
+    """
+
+    num_samples: int = 1
+    beam_width: int = 1
+
+    def __post_init__(self) -> None:
+        samples, width = whole("num_samples", self.num_samples, 1), whole("beam_width", self.beam_width, 1)
+        if samples > 1 and width > 1:
+            raise KvbenchError(
+                f"workload.num_samples={samples} with workload.beam_width={width}: a request has samples or beams; "
+                "leave one at 1"
+            )
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        return "parallel" if self.num_samples > 1 else "beam" if self.beam_width > 1 else "single"
+
+
+def to_requests(
+    arrival_s: FloatArray, prompt_len: IntArray, output_len: IntArray, decoding: Decoding | None = None
+) -> list[Request]:
     """One request per element of three arrays of equal length; arrivals ascend."""
     columns = (arrival_s.tolist(), prompt_len.tolist(), output_len.tolist())
-    return list(map(Request, range(len(arrival_s)), *columns))
+    requests = list(map(Request, range(len(arrival_s)), *columns))
+    if decoding is not None and decoding.name != "single":
+        for request in requests:
+            request.num_seqs = max(decoding.num_samples, decoding.beam_width)
+            request.is_beam = decoding.beam_width > 1
+    return requests

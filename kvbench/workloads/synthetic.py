@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kvbench.core import KvbenchError
 from kvbench.workloads.arrivals import Arrivals
-from kvbench.workloads.base import Invalid, Load, Trace, to_requests, whole
+from kvbench.workloads.base import Decoding, Invalid, Load, Trace, to_requests, whole
 from kvbench.workloads.lengths import Lengths
 from kvbench.workloads.validity import enforce
 
@@ -26,6 +26,8 @@ class Synthetic:
         invalid: what happens to invalid pairs of the data set (`kvbench.workloads.validity`); the trace's counts are
             pairs of the data set, not requests.
         seed: 0 or more; below 2**32.
+        num_samples: parallel samples of each request.
+        beam_width: beams of each request.
     """
 
     name: str
@@ -37,14 +39,18 @@ class Synthetic:
     num_requests: int | None = None
     invalid: Invalid = "drop"
     seed: int = 0
+    num_samples: int = 1
+    beam_width: int = 1
 
     def __post_init__(self) -> None:
         """Refuse a load out of range before anything is read. Raises `KvbenchError`."""
         Load(self.request_rate, self.duration_s, self.num_requests)
+        Decoding(self.num_samples, self.beam_width)
 
     def generate(self) -> Trace:
         """See `kvbench.workloads.base.Workload`."""
         load = Load(self.request_rate, self.duration_s, self.num_requests)
+        decoding = Decoding(self.num_samples, self.beam_width)
         seed = _seed(self.seed)
         pairs = enforce(self.lengths.rows(), self.invalid, self.max_model_len, self.arrivals.strict)
         arrival_s, chosen = self.arrivals.draw(load, len(pairs.prompt_len), seed)
@@ -54,7 +60,7 @@ class Synthetic:
                 f"{self.request_rate} with seed {seed}; raise one of the two"
             )
         return Trace(
-            to_requests(arrival_s, pairs.prompt_len[chosen], pairs.output_len[chosen]),
+            to_requests(arrival_s, pairs.prompt_len[chosen], pairs.output_len[chosen], decoding),
             self.lengths.source(),
             pairs.num_dropped,
             pairs.num_clipped,

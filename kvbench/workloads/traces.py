@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from kvbench.core import KvbenchError
-from kvbench.workloads.base import FloatArray, Invalid, Load, Trace, one_of, positive, to_requests, whole
+from kvbench.workloads.base import Decoding, FloatArray, Invalid, Load, Trace, one_of, positive, to_requests, whole
 from kvbench.workloads.files import digest, is_present
 from kvbench.workloads.rows import Rows, read_csv, read_json_lines
 from kvbench.workloads.validity import Valid, enforce
@@ -36,6 +36,8 @@ class Replay:
         invalid: what happens to invalid rows (`kvbench.workloads.validity`).
         seed: for spreading; 0 or more.
         title: one phrase for tables and figures; the file's name where None.
+        num_samples: parallel samples of each request.
+        beam_width: beams of each request.
     """
 
     name: str
@@ -50,14 +52,18 @@ class Replay:
     invalid: Invalid = "error"
     seed: int = 0
     title: str | None = None
+    num_samples: int = 1
+    beam_width: int = 1
 
     def __post_init__(self) -> None:
         """Refuse a load out of range before anything is read. Raises `KvbenchError`."""
         Load(self.request_rate, self.duration_s, self.num_requests)
+        Decoding(self.num_samples, self.beam_width)
 
     def generate(self) -> Trace:
         """See `kvbench.workloads.base.Workload`; also raises `KvbenchError` where nothing is left of the file."""
         load = Load(self.request_rate, self.duration_s, self.num_requests)
+        decoding = Decoding(self.num_samples, self.beam_width)
         valid = enforce(self._read(), self.invalid, self.max_model_len)
         arrival_s = self._stretch(self._spread(valid.arrival_s))
         until = len(arrival_s) if load.duration_s is None else int(np.searchsorted(arrival_s, load.duration_s))
@@ -68,7 +74,7 @@ class Replay:
             )
         kept = slice(until if load.num_requests is None else min(until, load.num_requests))
         return Trace(
-            to_requests(arrival_s[kept], valid.prompt_len[kept], valid.output_len[kept]),
+            to_requests(arrival_s[kept], valid.prompt_len[kept], valid.output_len[kept], decoding),
             self._source(valid),
             valid.num_dropped,
             valid.num_clipped,
