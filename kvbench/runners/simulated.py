@@ -17,6 +17,9 @@ from math import log2
 
 from kvbench.core import Batch, KvbenchError, Sequence, StepResult
 
+NOT_COEFFICIENTS = ("name", "hardware", "source", "residuals")
+"""Keys of an entry of a costs file that are no arguments of ``IterationCosts``: what it is of, and how good it is."""
+
 
 @dataclass(slots=True, frozen=True)
 class IterationCosts:
@@ -31,6 +34,7 @@ class IterationCosts:
         q_ms: per squared prefill length: attention among the prompt's own tokens.
         context_factors: block size -> factor on ``b_ms`` (an attention kernel reads small blocks slower); between
             listed sizes it is interpolated in log2, beyond them the nearest holds; empty: 1.
+        packed: the engine computes request-level batches without padding, as kvbench's own does.
     """
 
     a_ms: float
@@ -41,6 +45,7 @@ class IterationCosts:
     c_large_ms: float | None = None
     c_knee: int = 40
     context_factors: Mapping[int, float] = field(default_factory=dict)
+    packed: bool = False
 
     def __post_init__(self) -> None:
         """Refuse negative coefficients. Raises KvbenchError."""
@@ -81,6 +86,7 @@ class Simulated:
         self._b = costs.b_ms * costs.context_factor(block_size)
         self._c_large = costs.c_ms if costs.c_large_ms is None else costs.c_large_ms
         self._knee = costs.c_knee
+        self._packed = costs.packed
         self._endings: dict[int, dict[Sequence, None]] = {}  # step -> those whose last token is due in it
 
     def execute(self, batch: Batch) -> StepResult:
@@ -88,11 +94,14 @@ class Simulated:
         num_requests = batch.num_decodes + len(batch.prefills)
         above = num_requests - self._knee
         per_request = self._c * num_requests if above <= 0 else self._c * self._knee + self._c_large * above
-        ms = self._a + self._b * batch.context_len + per_request
+        context_len, padded_len = batch.context_len, batch.prefill_len
+        if self._packed:
+            context_len, padded_len = _packed_context_len(batch), 0
+        ms = self._a + self._b * context_len + per_request
         if batch.prefills:
             prefill_len = square_len = 0
             for seq in batch.prefills:
-                length = batch.prefill_len or seq.length
+                length = padded_len or seq.length
                 prefill_len += length
                 square_len += length * length
                 last = seq.origin + seq.final_len - 1
@@ -110,3 +119,10 @@ class Simulated:
         running, step = batch.running, batch.step
         finished = [seq for seq in endings if seq in running and seq.origin + seq.final_len - 1 == step]
         return StepResult(ms / 1e3, finished)
+
+
+def _packed_context_len(batch: Batch) -> int:
+    """Tokens that the decodes attend to, without padding; the finished sequences of a request-level batch count."""
+    step = batch.step
+    tokens = sum(step - seq.origin for seq in batch.running)
+    return tokens - sum(seq.length for seq in batch.prefills)
