@@ -63,6 +63,7 @@ class Common:
     name: str | None
     panel: str | int | None
     seed: int
+    trial: int
     repeats: int
     records: Literal["full", "summary"]
     data_dir: str
@@ -78,6 +79,8 @@ class Common:
             raise KvbenchError(f"name={self.name} names no folder; use letters, digits, and . _ + - inside")
         if self.seed < 0:
             raise KvbenchError(f"seed={self.seed} is negative; give 0 or more")
+        if self.trial < 0:
+            raise KvbenchError(f"trial={self.trial} is negative; give 0 or more")
         if self.repeats < 1:
             raise KvbenchError(f"repeats={self.repeats} runs nothing; give 1 or more")
         if self.kv_cache_seqs is not None and not self.kv_cache_seqs > 0:
@@ -135,9 +138,12 @@ def check_choice(group: str, choice: object) -> None:
     """Refuse a choice that a group does not have. Raises KvbenchError, which names those it has."""
     options = groups()[group]
     if choice not in options:
-        raise KvbenchError(
+        message = (
             f"{group}={choice} does not exist{_hint(str(choice), options)}\n{group} is one of {', '.join(options)}"
         )
+        if group == "costs":
+            message += f"; python -m kvbench.calibrate --name {choice} makes one of this machine"
+        raise KvbenchError(message)
 
 
 def key_of(written: str) -> str:
@@ -361,7 +367,10 @@ def _hint(name: str, names: Iterable[str]) -> str:
 def _costs_of(costs: Any, model: str) -> dict[str, Any]:
     """The entry of a costs file for a model."""
     if model not in costs.models:
-        raise KvbenchError(f"costs={costs.name} has no entry for model={model}; it has {', '.join(costs.models)}")
+        raise KvbenchError(
+            f"costs={costs.name} has no entry for model={model}; it has {', '.join(costs.models)}\n"
+            f"python -m kvbench.calibrate model={model} fits one to this machine, for costs=local"
+        )
     entry = cast("dict[str, Any]", OmegaConf.to_container(costs.models[model]))
     return {"name": costs.name, **entry}
 

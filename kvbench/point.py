@@ -35,7 +35,7 @@ from kvbench.metrics import summarize
 from kvbench.records import write_parquet
 from kvbench.results import POINT_COLUMNS, write_json, write_text
 from kvbench.runners.base import Runner
-from kvbench.runners.simulated import IterationCosts
+from kvbench.runners.simulated import NOT_COEFFICIENTS, IterationCosts
 from kvbench.schedulers.base import Scheduler
 from kvbench.workloads.base import Trace, Workload
 
@@ -50,6 +50,7 @@ NO_INFLUENCE = (
     "__main__.py",
     "verify.py",
     "fit",
+    "calibrate",
     "reference.py",
     "results.py",
 )
@@ -80,6 +81,7 @@ class Point:
         words = [config["system"], config["model"]["name"], config["choices"]["workload"]]
         words += [] if load is None else [f"{load:g}"]
         words += [f"seed{config['seed']}"] if config["seed"] else []
+        words += [f"trial{config['trial']}"] if config.get("trial") else []
         slug = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", str(word)).strip("_") for word in words)
         return f"{slug[:100]}-{self.key[:8]}"
 
@@ -173,12 +175,18 @@ def _simulated_runner(config: Mapping[str, Any], allocator: Allocator) -> Runner
             f"costs={costs['name']} has {config['model']['name']} on {costs['hardware']}, not on hardware={hardware}; "
             f"choose hardware={costs['hardware']}, or give a costs file for {hardware}"
         )
-    coefficients = {key: value for key, value in costs.items() if key not in ("name", "hardware", "source")}
+    coefficients = {key: value for key, value in costs.items() if key not in NOT_COEFFICIENTS}
     check_arguments(IterationCosts, coefficients, "costs")
+    model = model_of(config)
+    node = _runner_node(config)
+    beams = instantiate(node.pop("beams"), "runner.beams") if node.get("beams") else None
     runner: Runner = instantiate(
-        _runner_node(config),
+        node,
         "runner",
         costs=IterationCosts(**coefficients),
+        bytes_per_slot=model.bytes_per_slot,
+        num_layers=model.num_layers,
+        beams=beams,
         # The kernel that follows a block table depends on the block size; one that reads contiguous memory does not.
         **({"block_size": allocator.block_size} if Ability.GROW in allocator.abilities else {}),
     )

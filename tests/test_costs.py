@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from kvbench.fit.curves import NOT_COEFFICIENTS
-from kvbench.runners.simulated import IterationCosts
+from kvbench.runners.simulated import NOT_COEFFICIENTS, IterationCosts
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-FILES = sorted(path.stem for path in CONF.glob("costs/*.yaml"))
+FILES = sorted(path.stem for path in CONF.glob("costs/*.yaml") if "residuals:" not in path.read_text(encoding="utf-8"))
+"""Those that ship: what was fitted to some machine carries residuals."""
 
 
 def load(stem: str) -> dict[str, Any]:

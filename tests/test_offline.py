@@ -12,6 +12,7 @@ import yaml
 from kvbench.composition import composer, parse
 from kvbench.core import KvbenchError
 from kvbench.figures import fig_offline_throughput as offline
+from kvbench.figures.limits import limits
 from kvbench.paper.claims import Verdict
 from kvbench.records import Columns, write_parquet
 from kvbench.results import Results
@@ -86,18 +87,18 @@ def test_what_limits_a_run_is_told_apart() -> None:
         num_running=[8, 8, 7, 8, 1],
         seconds=[4.0, 3.0, 1.0, 1.0, 1.0],
     )
-    expected = {"memory": 0.4, "batch limit": 0.3, "requests ran out": 0.2, "tokens per iteration": 0.1}
-    assert offline.limits(record, SCHEDULER) == pytest.approx(expected)
-    assert list(offline.limits(record, SCHEDULER)) == list(expected)
+    expected = {"memory": 0.4, "batch limit": 0.3, "no queue": 0.2, "tokens per iteration": 0.1}
+    assert limits(record, SCHEDULER) == pytest.approx(expected)
+    assert list(limits(record, SCHEDULER)) == list(expected)
     request_level = {"max_model_len": MODEL_LEN, "max_num_seqs": 8, "max_padded_len": 256}
-    assert offline.limits(record, request_level)["batch not over"] == pytest.approx(0.1)
+    assert limits(record, request_level)["batch not over"] == pytest.approx(0.1)
 
 
 def test_the_table_says_what_limited_each_point(tmp_path: Path) -> None:
     table = offline.table(results(tmp_path, rows()))
     assert table is not None
     lines = table.splitlines()
-    assert sum("requests ran out 75 %, memory 25 %" in line for line in lines) == 10
+    assert sum("no queue 75 %, memory 25 %" in line for line in lines) == 10
     assert next(line for line in lines if line.startswith("vLLM  ")).split()[1] == "2"
     assert "vLLM over Orca (Max): tokens/s, KV budget of 4 longest sequences: 2 (expected: at least 1.8)" in lines
     assert max(map(len, lines)) <= 120

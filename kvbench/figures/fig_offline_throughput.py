@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 
 from kvbench.figures import bars, style
 from kvbench.figures.bars import Part
-from kvbench.figures.frames import curve, footnote, select, systems, value, way
+from kvbench.figures.frames import curve, footnote, obstacle, select, systems, value, where
+from kvbench.figures.limits import limited_by
 from kvbench.figures.terminal import aligned, number
 from kvbench.metrics import CLASSES
 from kvbench.paper.claims import Claim, Statement
-from kvbench.records import Columns
 from kvbench.results import Results
 
 THROUGHPUT = "throughput_tok_per_s"
@@ -57,10 +52,7 @@ def draw(results: Results) -> dict[str, Figure]:
         for axes, column, label in ((left, THROUGHPUT, "Output tokens/s"), (middle, BATCH, "Mean batch (requests)")):
             for system, look in looks.items():
                 points = curve(select(summary, system=system), BUDGET, column)
-                if points:
-                    axes.plot(
-                        *zip(*points, strict=True), color=look.color, marker=look.marker, linestyle=look.linestyle
-                    )
+                style.plot(axes, points, look)
             _label(axes, summary, label)
         shown = _shown_budget(summary)
         parts = _parts(summary)
@@ -74,11 +66,7 @@ def draw(results: Results) -> dict[str, Figure]:
         right.set_ylabel("Share of the KV pool (%)")
         right.set_title(f"KV budget of {shown:g}")
         right.grid(visible=False, axis="x")
-        curves: list[Artist] = [
-            Line2D([], [], color=look.color, marker=look.marker, linestyle=look.linestyle, label=look.label)
-            for look in looks.values()
-        ]
-        handles = [*curves, *bars.legend(list(parts.values()))[:-1]]  # no paper beside these bars
+        handles = [*style.legend(looks), *bars.legend(list(parts.values()))[:-1]]  # no paper beside these bars
         figure.legend(handles=handles, loc="outside upper center", ncols=5)
     return {"fig_offline_throughput": figure}
 
@@ -93,7 +81,7 @@ def table(results: Results) -> str | None:
                 number(value(points, name))
                 for name in ("num_requests", THROUGHPUT, BATCH, "token_states_pct", "num_preemptions")
             ]
-            limit = _words(_limits_of(results, points))
+            limit = limited_by(results, points)
             rows.append((look.label, f"{budget:g}", limit, *numbers))
     if not rows:
         return None
@@ -138,55 +126,8 @@ def claims(results: Results) -> list[Claim]:
         reached, base = (value(select(both, system=each), THROUGHPUT) for each in ("vllm", system))
         ratio = reached / base if reached is not None and base else None
         missing = f"needs vLLM and {label} at a budget of {SHOWN_BUDGET}"
-        rows.append(statement.judge(ratio, missing=missing, obstacle=_obstacle(both)))
+        rows.append(statement.judge(ratio, missing=missing, obstacle=obstacle(both, model=MODEL)))
     return rows
-
-
-def limits(steps: Columns, scheduler: Mapping[str, Any]) -> dict[str, float]:
-    """Why no more requests ran: reason -> share of the run's time, largest first.
-
-    * ``memory``: requests wait, and a longest sequence would not fit the largest free piece.
-    * ``batch limit``: it would, but ``max_num_seqs`` run.
-    * ``batch not over``: it would, but the batch has to end first (request-level scheduling).
-    * ``tokens per iteration``: it would, but the iteration's prompts are as long as they may be.
-    * ``requests ran out``: none waits.
-
-    Args:
-        steps: of a point.
-        scheduler: its configuration.
-    """
-    names = ("num_waiting", "largest_free", "num_running", "seconds")
-    num_waiting, largest_free, num_running, seconds = (np.asarray(steps[name], np.float64) for name in names)
-    waits = num_waiting > 0
-    fits = largest_free >= scheduler["max_model_len"]
-    full = num_running >= scheduler["max_num_seqs"]
-    rest = "batch not over" if "max_padded_len" in scheduler else "tokens per iteration"
-    reasons = {
-        "memory": waits & ~fits,
-        "batch limit": waits & fits & full,
-        rest: waits & fits & ~full,
-        "requests ran out": ~waits,
-    }
-    total = float(seconds.sum())
-    shares = {reason: float(seconds[where].sum()) / total for reason, where in reasons.items()} if total else {}
-    return dict(sorted(((k, v) for k, v in shares.items() if v > 0), key=lambda each: -each[1]))
-
-
-def _limits_of(results: Results, points: pd.DataFrame) -> dict[str, float]:
-    """Of all repeats of a point; empty where their steps were not kept."""
-    found: list[dict[str, float]] = []
-    for _, row in points.iterrows():
-        if (results.folder(row) / "steps.parquet").is_file():
-            found.append(limits(results.steps(row), results.config(row)["scheduler"]))
-    reasons = {reason for shares in found for reason in shares}
-    means = {reason: float(np.mean([shares.get(reason, 0.0) for shares in found])) for reason in reasons}
-    return dict(sorted(means.items(), key=lambda each: (-each[1], each[0])))
-
-
-def _words(shares: Mapping[str, float]) -> str:
-    """The reasons that count, in words."""
-    said = [f"{reason} {100 * share:.0f} %" for reason, share in shares.items() if share >= 0.05]
-    return ", ".join(said[:2]) or "unknown (records=summary)"
 
 
 def _with_budget(results: Results) -> pd.DataFrame:
@@ -220,19 +161,6 @@ def _label(axes: Axes, summary: pd.DataFrame, label: str) -> None:
 
 def _footnote(summary: pd.DataFrame) -> str:
     """Device, model and workload; whether it was measured."""
-    models = ", ".join(sorted(set(summary["model"])))
-    if "simulated" in way(summary):
-        how = models
-    else:
-        how = f"{models}, measured on {'; '.join(sorted(set(summary['device'])))}"
     fewest, most = summary["num_requests"].min(), summary["num_requests"].max()
     count = f"{most:g}" if fewest == most else f"{fewest:g} to {most:g}"
-    return footnote(summary, f"{how}; {count} requests, all at once; averages over time, drain included")
-
-
-def _obstacle(rows: pd.DataFrame) -> str | None:
-    """Why the expectations do not speak of these rows."""
-    if "simulated" in set(rows["runner"]):
-        return "simulated"
-    others = sorted(set(rows["model"]) - {MODEL})
-    return f"model is {', '.join(others)}, the expectation's is {MODEL}" if others else None
+    return footnote(summary, f"{where(summary)}; {count} requests, all at once; averages over time, drain included")

@@ -44,18 +44,31 @@ def systems(rows: pd.DataFrame) -> list[str]:
     return sorted(set(rows["system"]))
 
 
-def difference(rows: pd.DataFrame, **paper: Any) -> str | None:
+def difference(rows: pd.DataFrame, whose: str = "the paper's", /, **conditions: Any) -> str | None:
     """The first condition in which the rows are not as in the paper, in words; None if there is none.
 
     Args:
         rows: of one claim.
-        paper: column -> the paper's value; None stands for an empty cell.
+        whose: the conditions are, if not the paper's.
+        conditions: column -> the paper's value; None stands for an empty cell.
     """
-    for column, wanted in paper.items():
+    for column, wanted in conditions.items():
         found = [None if pd.isna(cell) else cell for cell in rows[column].unique()]
         if found != [wanted]:
-            return f"{column} is {_words(found)}, the paper's is {_words([wanted])}"
+            return f"{column} is {_words(found)}, {whose} is {_words([wanted])}"
     return None
+
+
+def obstacle(rows: pd.DataFrame, **conditions: Any) -> str | None:
+    """Why kvbench's own expectation of a real run does not speak of these rows, in words; None if it does.
+
+    Args:
+        rows: of one claim.
+        conditions: column -> the value for which the expectation was made.
+    """
+    if "simulated" in way(rows):
+        return "simulated"
+    return difference(rows, "the expectation's", **conditions) if len(rows) else None
 
 
 def other_lengths(rows: pd.DataFrame, workload: str) -> str | None:
@@ -73,6 +86,12 @@ def _words(values: Iterable[Any]) -> str:
 def way(rows: pd.DataFrame) -> str:
     """How the numbers came about, in a word: "simulated", or the runners."""
     return _words(sorted(set(rows["runner"]))) or "measured"
+
+
+def where(rows: pd.DataFrame) -> str:
+    """What was served, and where it was measured if it was."""
+    models, devices = (join.join(sorted(set(rows[column]))) for column, join in (("model", ", "), ("device", "; ")))
+    return models if "simulated" in way(rows) else f"{models}, measured on {devices}"
 
 
 def footnote(rows: pd.DataFrame, *more: str) -> str:

@@ -17,7 +17,9 @@ TOP_S = 1.0
 """Top of the axis (s/token), as in the paper."""
 
 
-def draw_panel(axes: Axes, title: str, measured: Mapping[str, Pairs], published: Mapping[str, Curve]) -> None:
+def draw_panel(
+    axes: Axes, title: str, measured: Mapping[str, Pairs], published: Mapping[str, Curve], top_s: float = TOP_S
+) -> None:
     """Measured curves as filled markers and lines, the paper's measurements as hollow markers.
 
     A curve that goes on above the axis gets a triangle where it leaves.
@@ -27,36 +29,31 @@ def draw_panel(axes: Axes, title: str, measured: Mapping[str, Pairs], published:
         title: of the panel.
         measured: system -> (rate, latency).
         published: system -> the paper's curve.
+        top_s: of the axis (s/token).
     """
     for system, look in style.looks(measured).items():
         points = measured[system]
-        axes.plot(
-            [rate for rate, _ in points],
-            [latency for _, latency in points],
-            color=look.color,
-            marker=look.marker,
-            linestyle=look.linestyle,
-            zorder=3,
-        )
-        _mark_exit(axes, points, look.color, filled=True)
+        style.plot(axes, points, look)
+        _mark_exit(axes, points, look.color, top_s, filled=True)
         if system in published:
             inside = [(point.x, point.y) for point in published[system].points if point.kind is Kind.PLOTTED]
             style.plot_hollow(axes, inside, look.color, look.marker, size=6)
-            _mark_exit(axes, [(point.x, point.y) for point in published[system].points], look.color, filled=False)
-    shown = [x for points in measured.values() for x, y in points if y <= 1.1 * TOP_S]
-    shown += [p.x for s in measured if s in published for p in published[s].measurements if p.y <= 1.1 * TOP_S]
+            leaving = [(point.x, point.y) for point in published[system].points]
+            _mark_exit(axes, leaving, look.color, top_s, filled=False)
+    shown = [x for points in measured.values() for x, y in points if y <= 1.1 * top_s]
+    shown += [p.x for s in measured if s in published for p in published[s].measurements if p.y <= 1.1 * top_s]
     axes.set_xlim(0, 1.1 * max(shown, default=1.0))
-    axes.set_ylim(0, TOP_S)
+    axes.set_ylim(0, top_s)
     axes.set_title(title)
     axes.set_xlabel("Request rate (requests/s)")
 
 
-def _mark_exit(axes: Axes, points: Pairs, color: str, *, filled: bool) -> None:
-    leaves = crossing(points, TOP_S).rate
+def _mark_exit(axes: Axes, points: Pairs, color: str, top_s: float, *, filled: bool) -> None:
+    leaves = crossing(points, top_s).rate
     if leaves is not None:
         axes.plot(
             [leaves],
-            [TOP_S],
+            [top_s],
             color=color,
             marker=6 if filled else "^",  # 6: a triangle that stands on the point
             markersize=3.5 if filled else 6,
@@ -69,13 +66,14 @@ def _mark_exit(axes: Axes, points: Pairs, color: str, *, filled: bool) -> None:
 
 def legend(systems: Iterable[str], way: str) -> list[Artist]:
     """Entries: the systems, and what the kinds of markers mean; ``way`` is a word for the measured ones."""
-    handles: list[Artist] = [
-        Line2D([], [], color=look.color, marker=look.marker, linestyle=look.linestyle, label=look.label)
-        for look in style.looks(systems).values()
-    ]
     return [
-        *handles,
+        *style.legend(style.looks(systems)),
         Line2D([], [], color=style.GREY, marker="o", label=way),
         style.hollow("o"),
-        Line2D([], [], color=style.GREY, marker=6, linestyle="none", markersize=4, label="leaves the axes"),
+        leaves_the_axes(),
     ]
+
+
+def leaves_the_axes() -> Artist:
+    """A legend's entry for the triangles."""
+    return Line2D([], [], color=style.GREY, marker=6, linestyle="none", markersize=4, label="leaves the axes")

@@ -6,6 +6,7 @@ A rate that a curve does not reach is known as an interval only; such an interva
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,6 +22,58 @@ from kvbench.results import Results
 Interval = tuple[float, float]
 LATENCY = "normalized_latency_mean_s"
 PAPERS_ARRIVALS = "kvbench.workloads.arrivals.Paper"
+
+
+def curves(rows: pd.DataFrame) -> dict[str, Pairs]:
+    """System -> (rate, latency), for every system that was run."""
+    found = {system: curve(select(rows, system=system), "request_rate", LATENCY) for system in systems(rows)}
+    return {system: points for system, points in found.items() if points}
+
+
+def interval(found: Crossing | None) -> Interval | None:
+    """Where a crossing lies: an interval without width if the curve crosses. None: not run."""
+    if found is None:
+        return None
+    if found.rate is not None:
+        return found.rate, found.rate
+    return found.above or 0.0, found.below or math.inf
+
+
+def gain(crossings: Mapping[str, Crossing], system: str) -> Interval | None:
+    """The rate of vLLM at the threshold over another system's."""
+    ours, others = interval(crossings.get("vllm")), interval(crossings.get(system))
+    if ours is None or others is None:
+        return None
+    return ours[0] / others[1], ours[1] / others[0] if others[0] else math.inf
+
+
+def judge(
+    statement: Statement,
+    found: Interval | None,
+    crossings: Mapping[str, Crossing],
+    names: Iterable[str],
+    *,
+    place: str = "",
+    obstacle: str | None = None,
+) -> Claim:
+    """Hold what these systems' curves decide against a claim.
+
+    Args:
+        statement: the claim.
+        found: the interval in which the value lies; None where it is not known at all.
+        crossings: of all curves.
+        names: the systems that decide.
+        place: where they were looked for.
+        obstacle: see ``Statement.judge``.
+    """
+    if found is None:
+        lacking = [SYSTEMS[name].label for name in names if name not in crossings]
+        return statement.judge(None, missing=f"no result of {' and '.join(lacking)}{place}")
+    if found[0] == found[1]:
+        return statement.judge(found[0], obstacle=obstacle)
+    reach = [f"{SYSTEMS[name].label} {crossings[name]}" for name in names if crossings[name].rate is None]
+    missing = f"no crossing between the rates that were run: {', '.join(reach)} requests/s"
+    return statement.judge(None, interval=found, missing=missing, obstacle=obstacle)
 
 
 @dataclass(frozen=True)
@@ -42,9 +95,7 @@ class PanelRates:
     @cached_property
     def curves(self) -> dict[str, Pairs]:
         """System -> (rate, latency), for every system that was run here."""
-        names = systems(self.rows)
-        found = {system: curve(select(self.rows, system=system), "request_rate", LATENCY) for system in names}
-        return {system: points for system, points in found.items() if points}
+        return curves(self.rows)
 
     @cached_property
     def crossings(self) -> dict[str, Crossing]:
@@ -101,31 +152,17 @@ class PanelRates:
 
     def rate(self, system: str) -> Interval | None:
         """Where the rate at the threshold lies: an interval without width if the curve crosses. None: not run."""
-        found = self.crossings.get(system)
-        if found is None:
-            return None
-        if found.rate is not None:
-            return found.rate, found.rate
-        return found.above or 0.0, found.below or math.inf
+        return interval(self.crossings.get(system))
 
     def gain(self, system: str) -> Interval | None:
         """The rate of vLLM over another system's."""
-        ours, others = self.rate("vllm"), self.rate(system)
-        if ours is None or others is None:
-            return None
-        return ours[0] / others[1], ours[1] / others[0] if others[0] else math.inf
+        return gain(self.crossings, system)
 
     def judge(self, statement: Statement, found: Interval | None, *names: str) -> Claim:
         """Hold what these systems' curves decide against a claim."""
-        obstacle = self.obstacle(*names)
-        if found is None:
-            lacking = [SYSTEMS[name].label for name in names if name not in self.curves]
-            return statement.judge(None, missing=f"no result of {' and '.join(lacking)} in panel {self.letter}")
-        if found[0] == found[1]:
-            return self._noted(statement.judge(found[0], obstacle=obstacle))
-        reach = [f"{SYSTEMS[name].label} {self.crossings[name]}" for name in names if self.crossings[name].rate is None]
-        missing = f"no crossing between the rates that were run: {', '.join(reach)} requests/s"
-        return self._noted(statement.judge(None, interval=found, missing=missing, obstacle=obstacle))
+        place = f" in panel {self.letter}"
+        claim = judge(statement, found, self.crossings, names, place=place, obstacle=self.obstacle(*names))
+        return claim if found is None else self._noted(claim)
 
     def _noted(self, claim: Claim) -> Claim:
         """With the source of the lengths, if that is not the paper's and not said already."""

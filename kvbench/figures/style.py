@@ -6,7 +6,7 @@ in grey can be read. Figures are made without pyplot: they keep no global state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -137,6 +137,20 @@ def _wrapped(text: str, width_pt: float) -> list[str]:
         else:
             lines.append(word)
     return lines
+
+
+def plot(axes: Axes, points: Sequence[tuple[float, float]], look: Look) -> None:
+    """A system's curve."""
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    axes.plot(xs, ys, color=look.color, marker=look.marker, linestyle=look.linestyle, zorder=3)
+
+
+def legend(looks: Mapping[str, Look]) -> list[Artist]:
+    """Entries of curves, one for each system."""
+    return [
+        Line2D([], [], color=look.color, marker=look.marker, linestyle=look.linestyle, label=look.label)
+        for look in looks.values()
+    ]
 
 
 def hollow(marker: str, label: str = "paper") -> Artist:

@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from kvbench.core import KvbenchError
 from kvbench.fit.curves import (
-    NOT_COEFFICIENTS,
     ONE_ENGINE,
     Costs,
     Target,
@@ -26,6 +25,7 @@ from kvbench.fit.curves import (
 )
 from kvbench.fit.report import report
 from kvbench.fit.search import fit
+from kvbench.runners.simulated import NOT_COEFFICIENTS
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

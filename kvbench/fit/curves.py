@@ -27,9 +27,6 @@ Config = dict[str, Any]
 Costs = dict[str, Any]
 """Coefficients by the names of ``IterationCosts``."""
 
-NOT_COEFFICIENTS = ("name", "hardware", "source")
-"""Keys of an entry of a costs file that are no arguments of ``IterationCosts``."""
-
 ONE_ENGINE = ("orca_max", "orca_pow2", "orca_oracle", "vllm")
 """The systems that share one engine, hence one set of coefficients."""
 

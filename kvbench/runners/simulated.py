@@ -25,6 +25,9 @@ from typing import Protocol
 
 from kvbench.core import Batch, BlockCopy, KvbenchError, Sequence, StepResult
 
+NOT_COEFFICIENTS = ("name", "hardware", "source", "residuals")
+"""Keys of an entry of a costs file that are no arguments of ``IterationCosts``: what it is of, and how good it is."""
+
 
 @dataclass(slots=True, frozen=True)
 class IterationCosts:
@@ -47,6 +50,7 @@ class IterationCosts:
         swap_in_gb_per_s: None: the bytes are free.
         context_factors: block size -> factor on ``b_ms`` (an attention kernel reads small blocks slower); between
             listed sizes it is interpolated in log2, beyond them the nearest holds; empty: 1.
+        packed: the engine computes request-level batches without padding, as kvbench's own does.
     """
 
     a_ms: float
@@ -65,6 +69,7 @@ class IterationCosts:
     swap_in_call_us: float = 0.0
     swap_in_gb_per_s: float | None = None
     context_factors: Mapping[int, float] = field(default_factory=dict)
+    packed: bool = False
 
     def __post_init__(self) -> None:
         """Refuse negative coefficients, and speeds of 0. Raises KvbenchError."""
@@ -140,6 +145,7 @@ class Simulated:
         self._merges = swap_merges
         self._overlaps = swap_overlaps
         self._searches: dict[Sequence, None] = {}  # requests with beams, from their prompt on
+        self._packed = costs.packed
         self._endings: dict[int, dict[Sequence, None]] = {}  # step -> those whose last token is due in it
 
     def execute(self, batch: Batch) -> StepResult:
@@ -147,12 +153,15 @@ class Simulated:
         num_requests = batch.num_decodes + len(batch.prefills)
         above = num_requests - self._knee
         per_request = self._c * num_requests if above <= 0 else self._c * self._knee + self._c_large * above
-        ms = self._a + self._b * batch.context_len + per_request
+        context_len, padded_len = batch.context_len, batch.prefill_len
+        if self._packed and not batch.num_siblings:  # only batches of single streams are ever padded
+            context_len, padded_len = _packed_context_len(batch), 0
+        ms = self._a + self._b * context_len + per_request
         wide = batch.num_siblings > 0
         if batch.prefills:
             prefill_len = square_len = 0
             for seq in batch.prefills:
-                length = batch.prefill_len or seq.length
+                length = padded_len or seq.length
                 prefill_len += length
                 square_len += length * length
                 if seq.siblings:
@@ -244,3 +253,10 @@ def num_runs(moves: Seq[BlockCopy]) -> int:
         (move.src, move.dst) != (before.src + before.num_slots, before.dst + before.num_slots)
         for before, move in pairwise(ordered)
     )
+
+
+def _packed_context_len(batch: Batch) -> int:
+    """Tokens that the decodes attend to, without padding; the finished sequences of a request-level batch count."""
+    step = batch.step
+    tokens = sum(step - seq.origin for seq in batch.running)
+    return tokens - sum(seq.length for seq in batch.prefills)

@@ -131,7 +131,8 @@ class Torch:
         self.model_s = 0.0
         self.weights_bytes: int | None = weights_bytes(model.model)
         self.may_stop_early = bool(params.stop_token_ids)
-        self.device_name = f"cpu, {torch.get_num_threads()} threads"
+        num_threads = torch.get_num_threads()
+        self.device_name = f"cpu, {num_threads} thread{'s' * (num_threads > 1)}"
         self._streams: dict[Sequence, Stream] = {}
         self._ended: dict[Sequence, None] = {}
         self._is_contiguous = Ability.GROW not in allocator.abilities
