@@ -41,6 +41,7 @@ class Run:
         steps: columns with one row per iteration, as float64.
         requests: columns with one row per request, as float64.
         num_slots: the pool, in slots.
+        bytes_per_slot: K and V of one token in all layers.
         from_s: start of the averaging window.
         to_s: its end; the end of the run at the latest, so the window may be empty.
         overlap_s: per iteration, the seconds of it that lie in the window.
@@ -51,6 +52,7 @@ class Run:
     steps: dict[str, Floats]
     requests: dict[str, Floats]
     num_slots: int
+    bytes_per_slot: int
     from_s: float
     to_s: float
     overlap_s: Floats
@@ -58,7 +60,9 @@ class Run:
     finished: Mask
 
     @classmethod
-    def of(cls, record: Record, num_slots: int, measure_from_s: float, measure_to_s: float | None) -> Run:
+    def of(
+        cls, record: Record, num_slots: int, bytes_per_slot: int, measure_from_s: float, measure_to_s: float | None
+    ) -> Run:
         """Prepare ``record``; ``measure_to_s`` None is the end of the run."""
         steps = {name: np.asarray(column, np.float64) for name, column in record.steps.items()}
         requests = {name: np.asarray(column, np.float64) for name, column in record.requests.items()}
@@ -70,6 +74,7 @@ class Run:
             steps=steps,
             requests=requests,
             num_slots=num_slots,
+            bytes_per_slot=bytes_per_slot,
             from_s=measure_from_s,
             to_s=to_s,
             overlap_s=_overlap(start_s, end_s, measure_from_s, to_s),
@@ -118,13 +123,17 @@ class Run:
         return int(np.sum((finish_s > self.from_s) & (finish_s <= self.to_s)))
 
     def tokens_inside(self) -> float:
-        """Output tokens of finished requests in the window: the first when it came, the others evenly until the end."""
+        """Output tokens of finished requests in the window: the first when it came, the others evenly until the end.
+
+        Those of all samples and beams.
+        """
         first_s, finish_s = self.of_finished("first_token_s"), self.of_finished("finish_s")
         others = self.of_finished("output_len") - 1.0
         share = _overlap(first_s, finish_s, self.from_s, self.to_s) / np.maximum(
             finish_s - first_s, np.finfo(float).tiny
         )
-        return float(np.sum((first_s > self.from_s) & (first_s <= self.to_s)) + np.sum(others * share))
+        first = (first_s > self.from_s) & (first_s <= self.to_s)
+        return float(np.sum(self.of_finished("num_seqs") * (first + others * share)))
 
 
 def _overlap(start: Floats, end: Floats, from_s: float, to_s: float) -> Floats:
@@ -155,6 +164,13 @@ def _external_fragmentation(run: Run) -> float:
     if total == 0.0:
         return math.nan
     return float(np.sum(weights * (1.0 - largest_free / np.maximum(free, 1.0)))) / total
+
+
+def _sharing_saved(run: Run) -> float:
+    """``1 - 1 / mean(logical / physical)`` over iterations, as the scripts of the PagedAttention authors (Fig. 15)."""
+    held = run.num_slots - run.steps["free"] - run.steps["cached"] - run.steps["pinned"]
+    ratio = _mean(((held + run.steps["shared"]) / np.maximum(held, 1.0))[run.inside & (held > 0)])
+    return 100.0 * (1.0 - 1.0 / ratio)
 
 
 class Metric(NamedTuple):
@@ -226,6 +242,9 @@ METRICS: dict[str, Metric] = {
     "num_running_iteration_mean": Metric(
         lambda run: run.over_iterations("num_running"), "", "requests in the batch, over iterations"
     ),
+    "num_seqs_mean": Metric(
+        lambda run: run.over_time("num_seqs"), "", "samples and beams of the requests in the batch, over time"
+    ),
     "num_waiting_mean": Metric(lambda run: run.over_time("num_waiting"), "", "requests in the queue, over time"),
     "num_waiting_iteration_mean": Metric(
         lambda run: run.over_iterations("num_waiting"), "", "requests in the queue, over iterations"
@@ -243,7 +262,9 @@ METRICS: dict[str, Metric] = {
         "1 - largest grantable piece / free slots, over the time of iterations in which slots are free",
     ),
     "sharing_saved_pct": Metric(
-        lambda run: 0.0, "% of the unshared need", "slots saved by sharing; 0 while requests have one sequence each"
+        _sharing_saved,
+        "% of the unshared need",
+        "slots saved by sharing: 1 - 1 / mean of unshared need / slots held, over iterations",
     ),
     "num_preemptions": Metric(
         lambda run: int(np.sum(run.requests["num_preemptions"])), "", "times a sequence lost its memory"
@@ -251,14 +272,26 @@ METRICS: dict[str, Metric] = {
     "recomputed_tokens": Metric(
         lambda run: int(np.sum(run.requests["recomputed_tokens"])), "tokens", "tokens computed once more"
     ),
-    "swapped_out_bytes": Metric(lambda run: 0, "bytes", "bytes swapped out; 0 while preemption recomputes"),
-    "swapped_in_bytes": Metric(lambda run: 0, "bytes", "bytes swapped in; 0 while preemption recomputes"),
+    "swapped_out_bytes": Metric(
+        lambda run: int(np.sum(run.steps["swapped_out"])) * run.bytes_per_slot, "bytes", "moved to the host pool"
+    ),
+    "swapped_in_bytes": Metric(
+        lambda run: int(np.sum(run.steps["swapped_in"])) * run.bytes_per_slot, "bytes", "moved back from there"
+    ),
+    "copied_bytes": Metric(
+        lambda run: int(np.sum(run.steps["copied"])) * run.bytes_per_slot, "bytes", "copied where sequences forked"
+    ),
 }
 """Every measured column: name -> (function, unit, description)."""
 
 
 def summarize(
-    record: Record, num_slots: int, measure_from_s: float = 0.0, measure_to_s: float | None = None
+    record: Record,
+    num_slots: int,
+    measure_from_s: float = 0.0,
+    measure_to_s: float | None = None,
+    *,
+    bytes_per_slot: int = 0,
 ) -> dict[str, float | int]:
     """Every metric of a finished run.
 
@@ -267,9 +300,10 @@ def summarize(
         num_slots: the pool, in slots; what percentages refer to.
         measure_from_s: start of the averaging window, in seconds of the run's clock.
         measure_to_s: its end, not included; None is the end of the run, which also cuts a later end.
+        bytes_per_slot: K and V of one token in all layers.
 
     Returns:
         Name -> value, in the order of ``METRICS``; NaN where the run has no such value.
     """
-    run = Run.of(record, num_slots, measure_from_s, measure_to_s)
+    run = Run.of(record, num_slots, bytes_per_slot, measure_from_s, measure_to_s)
     return {name: metric.function(run) for name, metric in METRICS.items()}

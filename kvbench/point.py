@@ -296,7 +296,13 @@ def _run(task: Task) -> dict[str, Any]:
     ledger = Ledger(allocator, may_stop_early=runner.may_stop_early)
     engine = Engine(parts.scheduler, runner, parts.clock(), ledger)
     record = serve(engine, trace.requests)
-    metrics = summarize(record, allocator.num_slots, config["measure_from_s"], config["measure_to_s"])
+    metrics = summarize(
+        record,
+        allocator.num_slots,
+        config["measure_from_s"],
+        config["measure_to_s"],
+        bytes_per_slot=capacity.bytes_per_slot,
+    )
     device = runner.device_name
     values = _description(config, capacity, device, parts.uses_true_lengths, trace) | metrics
     values["wall_s"] = time.perf_counter() - started
@@ -351,6 +357,7 @@ def _description(
 ) -> dict[str, Any]:
     """The columns of a row that are not measured."""
     choices, workload, allocator = config["choices"], config["workload"], config["allocator"]
+    samples, width = workload.get("num_samples", 1), workload.get("beam_width", 1)
     return {
         "system": config["system"],
         "allocator": _name(config, "allocator"),
@@ -365,9 +372,9 @@ def _description(
         "model": config["model"]["name"],
         "workload": workload.get("name", choices["workload"]),
         "workload_source": trace.source,
-        "decoding": "single",
-        "num_samples": 1,
-        "beam_width": 1,
+        "decoding": "parallel" if samples > 1 else "beam" if width > 1 else "single",
+        "num_samples": samples,
+        "beam_width": width,
         "request_rate": workload.get("request_rate"),
         "duration_s": workload.get("duration_s"),
         "seed": config["seed"],

@@ -22,9 +22,10 @@ class Record:
         steps: one row per iteration: ``end_s``, ``seconds``, ``num_running``, ``num_waiting``, ``num_prefills``,
             ``num_preempted``, ``prefill_tokens``, ``context_len`` (tokens), and in slots ``token_states``,
             ``reserved``, ``overreserved``, ``padding``, ``cached``, ``pinned``, ``free`` (they sum to the pool) and
-            ``largest_free``.
-        requests: one row per request: ``id``, ``arrival_s``, ``prompt_len``, ``output_len``, ``first_token_s``,
-            ``finish_s`` (NaN: never), ``num_preemptions``, ``recomputed_tokens``, ``rejected``.
+            ``largest_free``; beside them ``num_seqs`` (streams that run), and in slots ``shared`` (saved by sharing),
+            ``copied``, ``swapped_out`` and ``swapped_in`` (before the iteration).
+        requests: one row per request: ``id``, ``arrival_s``, ``prompt_len``, ``output_len``, ``num_seqs``,
+            ``first_token_s``, ``finish_s`` (NaN: never), ``num_preemptions``, ``recomputed_tokens``, ``rejected``.
     """
 
     steps: Columns
@@ -50,6 +51,7 @@ def request_columns(sequences: Iterable[Sequence]) -> Columns:
         "arrival_s": np.array([request.arrival_s for request in requests], np.float64),
         "prompt_len": ints([request.prompt_len for request in requests]),
         "output_len": ints([seq.final_len - seq.request.prompt_len for seq in seqs]),
+        "num_seqs": ints([request.num_seqs for request in requests]),
         "first_token_s": stamps([seq.first_token_s for seq in seqs]),
         "finish_s": finish_s,
         "num_preemptions": ints([seq.num_preemptions for seq in seqs]),

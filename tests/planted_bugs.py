@@ -344,7 +344,7 @@ class LargestIsAllThatIsFree(FirstFit):
 class FitIgnoresHoles(FirstFit):
     """Enough slots are free, but not side by side."""
 
-    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
         size = self._rounded(slots)
         if size + keep > self._end:
             return Fit.NEVER
@@ -352,20 +352,20 @@ class FitIgnoresHoles(FirstFit):
 
 
 class FitIgnoresKeep(Paged):
-    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
         return super().can_allocate(slots)
 
 
 class NeverTooEarly(Paged):
     """A request for the whole pool is refused for ever."""
 
-    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
         need = -(-slots // self.block_size) + keep // self.block_size
         return Fit.NEVER if need >= self.pool.num_blocks else super().can_allocate(slots, keep)
 
 
 class NeverInsteadOfLater(Buddy):
-    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
         fit = super().can_allocate(slots, keep)
         return Fit.NEVER if fit is Fit.LATER and self.heap.num_free == 0 else fit
 
@@ -373,7 +373,7 @@ class NeverInsteadOfLater(Buddy):
 class LaterInsteadOfNever(Contiguous):
     """A scheduler would wait for ever."""
 
-    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
         fit = super().can_allocate(slots, keep)
         return Fit.LATER if fit is Fit.NEVER else fit
 
@@ -381,7 +381,7 @@ class LaterInsteadOfNever(Contiguous):
 class LaterWhereItFits(Buddy):
     """Wants a larger region than it needs."""
 
-    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
         fit = super().can_allocate(slots, keep)
         exact = fit is Fit.OK and self._order(slots) == self.heap.largest_free_order()
         return Fit.LATER if exact and self.heap.num_free < self.heap.num_blocks else fit
@@ -390,7 +390,7 @@ class LaterWhereItFits(Buddy):
 class AskingTakesABlock(Paged):
     """Sets a block aside for whoever asked."""
 
-    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
         fit = super().can_allocate(slots, keep)
         if fit is Fit.LATER and self.pool.free:
             self.pool.free.pop()
@@ -402,7 +402,7 @@ class PromisedToTheFirst(Paged):
 
     promised = False
 
-    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
         fit = super().can_allocate(slots, keep)
         if fit is not Fit.OK or not keep:
             return fit
@@ -413,7 +413,7 @@ class PromisedToTheFirst(Paged):
 class AskingReordersFreeList(Paged):
     """Invisible at first."""
 
-    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
         fit = super().can_allocate(slots, keep)
         if fit is Fit.LATER and self.pool.free:
             self.pool.free.insert(0, self.pool.free.pop())

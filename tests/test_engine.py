@@ -270,6 +270,7 @@ class Undecided:
         self.allocator = allocator
         self.reservation: Reservation = Max()
         self.waiting: deque[Sequence] = deque()
+        self.swapped: deque[Sequence] = deque()
         self.running: dict[Sequence, None] = {}
         self.step = 0
         self.uses_true_lengths = False
@@ -277,8 +278,8 @@ class Undecided:
     def schedule(self) -> Batch:
         return Batch(0, self.running, 0, 0)
 
-    def commit(self, finished: object) -> tuple[Sequence, ...]:
-        del finished
+    def commit(self, finished: object, parents: object = None) -> tuple[Sequence, ...]:
+        del finished, parents
         return ()
 
 

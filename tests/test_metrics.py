@@ -29,6 +29,11 @@ STEPS: dict[str, list[float]] = {
     "pinned": [0, 1, 0],
     "free": [82, 43, 67],
     "largest_free": [82, 20, 30],
+    "num_seqs": [1, 4, 1],
+    "shared": [0, 56, 0],
+    "copied": [0, 3, 0],
+    "swapped_out": [0, 0, 16],
+    "swapped_in": [0, 0, 0],
 }
 # A (2 tokens), B (5 tokens, preempted once), C (1 token), and D, which was rejected.
 REQUESTS: dict[str, list[float]] = {
@@ -38,6 +43,7 @@ REQUESTS: dict[str, list[float]] = {
     "output_len": [2, 5, 1, 7],
     "first_token_s": [1.0, 1.0, 6.0, math.nan],
     "finish_s": [3.0, 3.0, 6.0, math.nan],
+    "num_seqs": [1, 3, 1, 1],
     "num_preemptions": [0, 1, 0, 0],
     "recomputed_tokens": [0, 31, 0, 0],
     "rejected": [False, False, False, True],
@@ -98,6 +104,15 @@ def test_averages_over_time_count_seconds_and_idle_as_free() -> None:
     assert found["internal_fragmentation_pct"] == pytest.approx(((2 + 1) * 1 + (4 + 2) * 2 + (6 + 3) * 1) / 6)
 
 
+def test_what_streams_share_copy_and_swap() -> None:
+    found = summarize(record(), NUM_SLOTS, bytes_per_slot=10)
+    # 18, 56 and 29 slots are held; without sharing the second would need 112.
+    assert found["sharing_saved_pct"] == pytest.approx(100 * (1 - 1 / ((1 + 2 + 1) / 3)))
+    assert found["num_seqs_mean"] == pytest.approx((1 * 1 + 4 * 2 + 1 * 1) / 6)
+    assert (found["swapped_out_bytes"], found["swapped_in_bytes"], found["copied_bytes"]) == (160, 0, 30)
+    assert summarize(record(), NUM_SLOTS, 5.0)["sharing_saved_pct"] == 0.0
+
+
 def test_averages_over_iterations_weigh_them_alike() -> None:
     found = summarize(record(), NUM_SLOTS)
     assert found["num_running_iteration_mean"] == pytest.approx(4 / 3)
@@ -139,10 +154,10 @@ def test_throughput_counts_requests_that_finish_in_the_window() -> None:
 
 
 def test_throughput_spreads_tokens_from_the_first_to_the_last() -> None:
-    assert summarize(record(), NUM_SLOTS)["throughput_tok_per_s"] == pytest.approx(8 / 6)
-    # Half of A's other token and of B's other four; C's only token comes at 6.
-    assert summarize(record(), NUM_SLOTS, 2.0, 5.0)["throughput_tok_per_s"] == pytest.approx((0.5 + 2.0) / 3)
-    assert summarize(record(), NUM_SLOTS, 0.0, 1.0)["throughput_tok_per_s"] == pytest.approx(2.0)
+    assert summarize(record(), NUM_SLOTS)["throughput_tok_per_s"] == pytest.approx((2 + 3 * 5 + 1) / 6)
+    # Half of A's other token and of the other four of each of B's three samples; C's only token comes at 6.
+    assert summarize(record(), NUM_SLOTS, 2.0, 5.0)["throughput_tok_per_s"] == pytest.approx((0.5 + 3 * 2.0) / 3)
+    assert summarize(record(), NUM_SLOTS, 0.0, 1.0)["throughput_tok_per_s"] == pytest.approx(1.0 + 3.0)
 
 
 def test_what_does_not_exist_is_nan() -> None:
