@@ -40,6 +40,16 @@ def test_a_real_point_leaves_the_same_files_as_a_simulated_one(system: str, tmp_
     assert (folder / "steps.parquet").is_file()
 
 
+def test_nothing_in_the_terminal_calls_a_measured_point_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*TINY, "runner.num_threads=1", f"results_dir={tmp_path}"]) == 0
+    shown = capsys.readouterr().out
+    assert "cpu, 1 thread." in shown
+    assert "measured_s" in shown
+    assert "simulated" not in shown
+
+
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
