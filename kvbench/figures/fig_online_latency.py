@@ -15,7 +15,7 @@ from kvbench.figures.frames import curve, footnote, obstacle, select, systems, v
 from kvbench.figures.limits import limited_by
 from kvbench.figures.rates import LATENCY, curves, gain, judge
 from kvbench.figures.terminal import aligned, number
-from kvbench.paper.claims import Claim, Statement
+from kvbench.paper.claims import Claim, expectation
 from kvbench.paper.curves import Crossing, crossing
 from kvbench.records import Columns
 from kvbench.results import Results
@@ -35,7 +35,6 @@ CONDITIONS = {"model": "opt_125m", "workload": "sharegpt_scaled", "num_slots": 4
 CROSS: dict[str, Any] = {"color": style.INK, "marker": "x", "linestyle": "none", "markersize": 5.5, "zorder": 5}
 """Over a point whose queue grew."""
 THRESHOLD: dict[str, Any] = {"color": style.GREY, "linestyle": (0, (3, 2)), "linewidth": 0.8}
-OWN = "kvbench's own expectation of a real run, not the paper's"
 
 
 def draw(results: Results) -> dict[str, Figure]:
@@ -112,14 +111,8 @@ def claims(results: Results) -> list[Claim]:
     crossings = _crossings(summary)
     rows = []
     for system, least in EXPECTED.items():
-        statement = Statement(
-            claim=f"vLLM over {style.SYSTEMS[system].label}: requests/s at {UNLOADED} times the unloaded latency",
-            figure="none",
-            low=least,
-            high=None,
-            unit="ratio",
-            tolerance="0",
-            note=OWN,
+        statement = expectation(
+            f"vLLM over {style.SYSTEMS[system].label}: requests/s at {UNLOADED} times the unloaded latency", least
         )
         names = (system, "vllm")
         unlike = obstacle(summary[summary["system"].isin(names)], **CONDITIONS)
