@@ -68,11 +68,12 @@ def planned(monkeypatch: pytest.MonkeyPatch, folder: Path, *typed: str) -> Plan:
     local.unlink(missing_ok=True)
     costs = {"a_ms": 25.0, "b_ms": 0.0, "c_ms": 2.0, "p_ms": 1.4, "q_ms": 0.0, "packed": True}
     costs_file.store(local, "opt_125m", costs, "measured", RESIDUALS)
-    monkeypatch.setattr(composition, "CONF", folder)
     groups.cache_clear()
     try:
-        with composer() as compose:
-            return plan(compose, parse(["+experiment=fig_fidelity", *typed], sweep=False))
+        with monkeypatch.context() as patched:
+            patched.setattr(composition, "CONF", folder)
+            with composer() as compose:
+                return plan(compose, parse(["+experiment=fig_fidelity", *typed], sweep=False))
     finally:
         groups.cache_clear()
 
