@@ -233,14 +233,14 @@ def _footnote(summary: pd.DataFrame) -> str:
 
 def _worst(summary: pd.DataFrame, points: list[tuple[str, str]]) -> list[str]:
     """The largest error of each metric that is expected to be right."""
-    lines = []
+    looks, lines = style.looks(_systems(summary)), []
     for metric in CLAIMED:
         errors = [(load, system, pair_of(summary, load, system, metric).error_pct) for load, system in points]
         known = [(abs(error), load, system, error) for load, system, error in errors if error is not None]
         if known:
             _, load, system, error = max(known)
             lines.append(
-                f"Largest error of {METRICS[metric]}: {error:+.1f} % ({system}, {LOADS.get(load, load)}; "
+                f"Largest error of {METRICS[metric]}: {error:+.1f} % ({looks[system].label}, {LOADS.get(load, load)}; "
                 f"expected: within {TOLERANCE_PCT:g} %)"
             )
     return lines
