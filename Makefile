@@ -47,8 +47,12 @@ fig_%: $(INSTALLED)  ## Reproduce one figure into results/fig_<name>/; overrides
 smoke: $(INSTALLED)  ## Run every system on a tiny trace: seconds.
 	$(KVBENCH) +experiment=smoke $(ARGS)
 
-bench: $(INSTALLED)  ## Measure the simulator's own speed into results/bench/simulator.csv.
+bench: $(INSTALLED)  ## Measure the speed of simulator, attention and engine into results/bench/ (the latter two: EXTRAS=dev,models).
 	$(BIN)/python -m tests.benchmarks.simulator $(ARGS)
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { \
+		echo "Attention and engine are not measured: they need make bench EXTRAS=dev,models" >&2; exit 1; }
+	$(BIN)/python -m tests.benchmarks.attention $(ARGS)
+	$(BIN)/python -m tests.benchmarks.engine $(ARGS)
 
 data: $(INSTALLED)  ## Fetch the public data sets, checked by their sums, into KVBENCH_DATA_DIR or data/. Needs a network.
 	$(BIN)/python -m kvbench.workloads.download $(ARGS)

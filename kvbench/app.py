@@ -18,12 +18,14 @@ from typing import Any
 import yaml
 
 from kvbench import __version__
+from kvbench.capacity import ESTIMATED, MEASURED, Capacity
 from kvbench.composition import Common, composer, groups, parse
 from kvbench.core import KvbenchError
 from kvbench.figures.terminal import aligned
 from kvbench.metrics import METRICS
 from kvbench.paper.claims import Claim
 from kvbench.results import Results, write_csv
+from kvbench.runners.simulated import Simulated
 from kvbench.sweep import Interrupted, Plan, Report, execute, plan
 
 USAGE = """\
@@ -68,6 +70,8 @@ _LABELS = (
     "panel", "system", "model", "hardware", "workload", "request_rate", "duration_s", "kv_cache_bytes", "seed",
 )  # fmt: skip
 """Columns that tell points apart; those in which they do not differ are left out."""
+_MEASURED = {"simulated_s": "measured_s"}
+"""What a column of ``summary.csv`` is called where it was measured."""
 _MAX_ROWS = 60
 
 
@@ -120,9 +124,13 @@ def _main(argv: list[str]) -> int:
         return 0
     for capacity in planned.capacities:
         print(f"Memory: {capacity.line()}")
+    if seconds := planned.arrivals_s:
+        print(f"Time: real, one point after the other; requests arrive for {seconds / 60:.1f} minutes in all.")
     report = execute(planned)
     if report.num_reused:
         print(f"Finished before: {report.num_reused} of {len({row.point.key for row in planned.rows})} points.")
+    for line in _measured_memory(planned, report):
+        print(f"Memory: {line}")
     if report.rows:
         _present(planned, report)
     return _tell_failures(planned, report)
@@ -173,6 +181,17 @@ def _present(planned: Plan, report: Report) -> None:
     print(f"Results: {planned.folder}")
 
 
+def _measured_memory(planned: Plan, report: Report) -> list[str]:
+    """The distinct capacity reports of points whose pool was sized when they started."""
+    if not any(capacity.source == ESTIMATED for capacity in planned.capacities):
+        return []
+    results = Results(planned.folder)
+    found = (results.manifest(row)["capacity"] for row in report.rows)
+    names = [each.name for each in fields_of(Capacity)]
+    lines = (Capacity(**{name: each[name] for name in names}).line() for each in found if each["source"] == MEASURED)
+    return list(dict.fromkeys(lines))
+
+
 def _figure_module(experiment: str) -> ModuleType | None:
     name = f"kvbench.figures.{experiment}"
     return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
@@ -212,10 +231,11 @@ def _point_table(row: dict[str, Any]) -> str:
     shown = {
         name: metric for name, metric in METRICS.items() if "_iteration_" not in name and (row[name] or name in _TABLE)
     }
-    numbers = aligned([("metric", "value"), *((name, _number(row[name])) for name in shown)]).splitlines()
+    names = {} if row["device"] == Simulated.device_name else _MEASURED
+    numbers = aligned([("metric", "value"), *((names.get(name, name), _number(row[name])) for name in shown)])
     texts = aligned([("unit", "meaning"), *((each.unit, each.description) for each in shown.values())], left=2)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    lines = map("  ".join, zip(numbers, texts.splitlines(), strict=True))
+    lines = map("  ".join, zip(numbers.splitlines(), texts.splitlines(), strict=True))
     return "\n".join([head, *(line[:width] for line in lines)])
 
 

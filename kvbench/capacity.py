@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from kvbench.core import KvbenchError
 from kvbench.instantiate import check_arguments
 
 GIB = 2**30
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Of weights, activations and cache; ``auto`` is bfloat16 where a real run's device computes in it, else float32."""
 DTYPE_BYTES: dict[Dtype, int] = {"auto": 2, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -124,6 +127,21 @@ class Capacity:
 
 
 PUBLISHED = "Table 1 of the paper"
+GIVEN = "kv_cache_bytes"
+COMPUTED = "computed"
+ESTIMATED = "estimated; a real run measures it when it starts"
+MEASURED = "measured"
+
+
+class Footprint(NamedTuple):
+    """What a loaded model was seen to take.
+
+    Attributes:
+        token_bytes: activations of one token of an iteration.
+    """
+
+    weights_bytes: int
+    token_bytes: float
 
 
 def capacity(model: Model, hardware: Hardware, kv_cache_bytes: float | None = None) -> Capacity:
@@ -149,7 +167,7 @@ def capacity(model: Model, hardware: Hardware, kv_cache_bytes: float | None = No
     activations = hardware.num_gpus * model.value_bytes * MAX_BATCHED_TOKENS * 2 * max(layer, model.vocab_size)
     reserve = int(RESERVE_FRACTION * total) + hardware.num_gpus * WORKSPACE_BYTES
     if kv_cache_bytes is not None:
-        pool, source = int(kv_cache_bytes), "kv_cache_bytes"
+        pool, source = int(kv_cache_bytes), GIVEN
         if pool < slot:
             raise KvbenchError(
                 f"kv_cache_bytes={kv_cache_bytes} holds no slot of {model.name}; give {slot} (one slot) or more"
@@ -157,7 +175,7 @@ def capacity(model: Model, hardware: Hardware, kv_cache_bytes: float | None = No
     elif hardware.name in model.published_blocks:
         pool, source = model.published_blocks[hardware.name] * PUBLISHED_BLOCK * slot, PUBLISHED
     else:
-        pool, source = total - weights - activations - reserve, "computed"
+        pool, source = total - weights - activations - reserve, COMPUTED
         if pool < slot:
             raise KvbenchError(
                 f"{model.name} does not fit {hardware.name} ({_gib(total)}): weights {_gib(weights)}, activations "
@@ -212,10 +230,125 @@ def capacity_of(config: Mapping[str, Any]) -> Capacity:
     return capacity(model, Hardware(**config["hardware"]), kv_cache_bytes)
 
 
+def check_fits(capacity: Capacity, usable_bytes: int | None = None) -> None:
+    """Refuse a real run that needs more memory than there is.
+
+    Args:
+        capacity: what it needs; a pool that is not given counts as one slot.
+        usable_bytes: what the machine can give now; None: all that ``capacity`` divides.
+
+    Raises:
+        KvbenchError: with every part, the limit and the remedy.
+    """
+    is_given = capacity.source in (GIVEN, PUBLISHED, MEASURED)
+    pool = capacity.kv_cache_bytes if is_given else capacity.bytes_per_slot
+    needed = capacity.weights_bytes + capacity.activation_bytes + capacity.reserve_bytes + pool
+    limit = capacity.total_bytes if usable_bytes is None else min(usable_bytes, capacity.total_bytes)
+    if needed > limit:
+        free = "" if limit == capacity.total_bytes else f" of {_gib(capacity.total_bytes)} are free now"
+        remedy = "lower kv_cache_bytes= or kv_cache_seqs=, " if is_given else ""
+        raise KvbenchError(
+            f"{capacity.model} needs {_gib(needed)}: weights {_gib(capacity.weights_bytes)}, activations "
+            f"{_gib(capacity.activation_bytes)}, reserve {_gib(capacity.reserve_bytes)}, KV cache "
+            f"{'' if is_given else 'at least '}{_gib(pool)}\n"
+            f"too much for hardware={capacity.hardware}: {_gib(limit)}{free}; {remedy}choose a smaller model= "
+            "or end other programs"
+        )
+
+
+def measured(planned: Capacity, seen: Footprint, max_num_tokens: int, usable_bytes: int) -> Capacity:
+    """Give the KV cache what a loaded model leaves of a machine's memory.
+
+    Every token of an iteration has a slot, so the largest has ``min(max_num_tokens, num_slots)`` tokens: where a
+    scheduler knows no limit, activations and slots share what is left in the ratio of their sizes.
+
+    Args:
+        planned: its total and its reserve hold.
+        seen: what was measured.
+        max_num_tokens: of an iteration, by the scheduler's limits.
+        usable_bytes: what the machine can give to this process, what it has already included.
+
+    Raises:
+        KvbenchError: less than one slot is left.
+    """
+    total = min(planned.total_bytes, usable_bytes)
+    rest = total - seen.weights_bytes - planned.reserve_bytes
+    slot = planned.bytes_per_slot
+    pool = max(rest - math.ceil(seen.token_bytes * max_num_tokens), int(rest * slot / (slot + seen.token_bytes)))
+    found = replace(
+        planned,
+        total_bytes=total,
+        weights_bytes=seen.weights_bytes,
+        activation_bytes=rest - pool,
+        kv_cache_bytes=pool,
+        source=MEASURED,
+    )
+    if pool < slot:
+        activations = math.ceil(seen.token_bytes)
+        check_fits(replace(found, activation_bytes=activations, source=planned.source), usable_bytes)
+    return found
+
+
 def memory_bytes() -> int:
-    """Memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Memory that this machine, or the control group that this process runs in, has in all."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical, *(limit for limit, _ in _control_groups())])
+
+
+def usable_bytes() -> int:
+    """Memory that this process could hold now, what it holds already included.
+
+    On Linux what the kernel can give without swapping (``MemAvailable``) and what the process's control groups leave;
+    elsewhere all there is.
+    """
+    own = _proc_bytes("self/status").get("RssAnon", 0)
+    left = [limit - used for limit, used in _control_groups()]
+    if (available := _proc_bytes("meminfo").get("MemAvailable")) is not None:
+        left.append(available)
+    return min([memory_bytes(), *(each + own for each in left)])
+
+
+def _proc_bytes(path: str) -> dict[str, int]:
+    """The sizes in a file of Linux's ``/proc``: name -> bytes; none elsewhere."""
+    try:
+        lines = Path(PROC, path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    fields = (line.replace(":", " ").split() for line in lines if line.endswith(" kB"))
+    return {name: int(value) * 1024 for name, value, _ in fields}
+
+
+def _control_groups() -> Iterator[tuple[int, int]]:
+    """Limit and use, in bytes, of every control group above this process that has a limit (Linux, version 2 and 1).
+
+    Cached files that can be dropped do not count as used.
+    """
+    try:
+        entries = Path(PROC, "self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for entry in entries:
+        _, controllers, name = entry.split(":", 2)
+        if controllers == "":
+            root, limit_file, use_file, idle = CGROUPS, "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            root, limit_file, use_file = CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            idle = "total_inactive_file"
+        else:
+            continue
+        group = Path(root, name.strip("/"))
+        for folder in (group, *group.parents):  # in a container the group's own folder is often mounted as the root
+            if not folder.is_relative_to(root):
+                break
+            try:
+                limit = (folder / limit_file).read_text(encoding="ascii").strip()
+                used = int((folder / use_file).read_text(encoding="ascii"))
+                stat = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+            except (OSError, ValueError):
+                continue
+            if limit.isdigit() and int(limit) < 2**60:  # version 1 writes "none" as a huge number
+                yield int(limit), used - int(stat.get(idle, 0))
 
 
 def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.2f} GiB"
+    return f"{num_bytes / GIB:.2f} GiB" if abs(num_bytes) >= GIB // 10 else f"{num_bytes / 2**20:.2f} MiB"

@@ -25,7 +25,18 @@ import yaml
 
 from kvbench import __version__
 from kvbench.allocators.base import Ability, Allocator
-from kvbench.capacity import Capacity, capacity_of, model_of
+from kvbench.capacity import (
+    COMPUTED,
+    ESTIMATED,
+    MAX_BATCHED_TOKENS,
+    Capacity,
+    Footprint,
+    capacity_of,
+    check_fits,
+    measured,
+    model_of,
+    usable_bytes,
+)
 from kvbench.clock import VirtualClock, WallClock
 from kvbench.core import KvbenchError
 from kvbench.engine import Engine, serve
@@ -121,13 +132,17 @@ class Outcome:
     is_bug: bool = False
 
 
-def build(config: Mapping[str, Any]) -> Parts:
-    """Build every object of a point from its configuration.
+def build(config: Mapping[str, Any], capacity: Capacity | None = None) -> Parts:
+    """Build every object of a point from its configuration; no model is loaded.
+
+    Args:
+        config: of the point.
+        capacity: the KV pool, as ``capacity_now`` found it; None for the one that is planned.
 
     Raises:
         KvbenchError: a value, a key or a combination that a constructor refuses.
     """
-    capacity = capacity_of(config)
+    capacity = capacity or _planned(config)
     allocator = instantiate(config["allocator"], "allocator", num_slots=capacity.num_slots)
     reservation = instantiate(config["reservation"], "reservation")
     scheduler = instantiate(config["scheduler"], "scheduler", allocator=allocator, reservation=reservation)
@@ -138,6 +153,52 @@ def build(config: Mapping[str, Any]) -> Parts:
         return Parts(capacity, scheduler, _real_runner(config, allocator), WallClock, workload, uses_true_lengths)
     runner = _simulated_runner(config, allocator)
     return Parts(capacity, scheduler, lambda: runner, VirtualClock, workload, uses_true_lengths)
+
+
+def _planned(config: Mapping[str, Any]) -> Capacity:
+    """The capacity report before anything is loaded: of a real run whose pool is not given, an estimate."""
+    planned = capacity_of(config)
+    return replace(planned, source=ESTIMATED) if is_real(config) and planned.source == COMPUTED else planned
+
+
+def capacity_now(config: Mapping[str, Any]) -> Capacity:
+    """The capacity report of a point that is about to run.
+
+    That of a real run respects what the machine can give now. Where the pool's size is not given, the model is loaded
+    and its largest iteration profiled (the runner's ``measured_by``); the pool is what they leave.
+
+    Raises:
+        KvbenchError: too little memory, said before anything large is allocated, or what loading the model raises.
+    """
+    planned = _planned(config)
+    if not is_real(config):
+        return planned
+    usable = usable_bytes()
+    check_fits(planned, usable)
+    if planned.source != ESTIMATED:
+        return planned
+    runner, scheduler, model = config["runner"], config["scheduler"], model_of(config)
+    if runner.get("measured_by") is None:
+        raise KvbenchError("runner.measured_by names nothing that measures; give kv_cache_bytes= or kv_cache_seqs=")
+    num_seqs = scheduler.get("max_num_seqs", MAX_BATCHED_TOKENS)
+    num_tokens = scheduler.get("max_num_batched_tokens", num_seqs * model.max_model_len)
+    seen: Footprint = instantiate(
+        _runner_node(config) | {"_target_": runner["measured_by"]},
+        "runner",
+        model=model,
+        seed=config["seed"],
+        num_tokens=num_tokens,
+        num_seqs=num_seqs,
+    )
+    found = _sized(planned, seen, num_tokens)
+    check_fits(replace(found, reserve_bytes=0), usable)  # what other programs took since then may be as much
+    return found
+
+
+@lru_cache
+def _sized(planned: Capacity, seen: Footprint, num_tokens: int) -> Capacity:
+    """Size a pool once in a process: points that need the same get the same, whatever other programs do meanwhile."""
+    return measured(planned, seen, num_tokens, usable_bytes())
 
 
 def is_real(config: Mapping[str, Any]) -> bool:
@@ -155,7 +216,7 @@ def inputs_of(config: Mapping[str, Any], workload: Workload) -> dict[str, str]:
 
 
 def _runner_node(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config["runner"].items() if key != "real_clock"}
+    return {key: value for key, value in config["runner"].items() if key not in ("real_clock", "measured_by")}
 
 
 def _real_runner(config: Mapping[str, Any], allocator: Allocator) -> Callable[[], Runner]:
@@ -286,7 +347,7 @@ def _run(task: Task) -> dict[str, Any]:
     started = time.perf_counter()
     point = task.point
     config = point.config
-    parts = build(config)
+    parts = build(config, capacity_now(config))
     trace = _trace(json.dumps(config["workload"]), json.dumps(point.inputs))
     if not trace.inputs.items() <= point.inputs.items():
         raise KvbenchError("an input file was changed while the command ran; run it again")
@@ -334,13 +395,6 @@ def _trace(workload: str, inputs: str) -> Trace:
     """The trace of a workload; points that differ in other parts only, and are run one after the other, share it."""
     del inputs  # only tells a changed file from what was read before
     return instantiate_workload({"workload": json.loads(workload)}).generate()
-
-
-def check_fits(capacity: Capacity) -> None:
-    """Refuse a real run that needs more memory than there is. Raises KvbenchError with the numbers."""
-    parts = (capacity.weights_bytes, capacity.activation_bytes, capacity.reserve_bytes, capacity.kv_cache_bytes)
-    if sum(parts) > capacity.total_bytes:
-        raise KvbenchError(f"too little memory for {capacity.line()}\nlower kv_cache_bytes, or choose a smaller model=")
 
 
 def measured_capacity(planned: Capacity, runner: Runner) -> Capacity:
@@ -407,7 +461,32 @@ def _temporary(task: Task) -> Path:
 def _write_origin(folder: Path, task: Task, more: dict[str, Any]) -> None:
     point = task.point
     write_text(folder / "config.yaml", yaml.safe_dump(point.config, sort_keys=False))
-    write_json(folder / "manifest.json", {"key": point.key, "inputs": point.inputs, **more, **task.provenance})
+    origin = {"key": point.key, "inputs": point.inputs, **more, **task.provenance}
+    if is_real(point.config) and "torch" in sys.modules:
+        origin["versions"] = origin["versions"] | _versions("torch", "transformers", "numba")
+        origin["cpu"] = _cpu()
+    write_json(folder / "manifest.json", origin)
+
+
+def _cpu() -> dict[str, Any]:
+    """What computed a real run's tokens: the CPU, its vector instructions as torch names them, the threads used."""
+    import torch
+
+    capabilities = torch.cpu.get_capabilities()
+    return {
+        "name": _cpu_name(),
+        "num_threads": torch.get_num_threads(),
+        "capabilities": sorted(name for name, has in capabilities.items() if has is True),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def _publish(temporary: Path, task: Task) -> None:
@@ -430,20 +509,24 @@ def _failed(task: Task, message: str, trace: str | None) -> Outcome:
 
 def provenance(commit: str | None) -> dict[str, Any]:
     """What a manifest says of the machine and the software: provenance, never identity."""
-    versions = {"python": platform.python_version(), "kvbench": __version__}
-    for package in ("numpy", "pyarrow"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "unknown"
     return {
         "git_commit": commit,
-        "versions": versions,
+        "versions": {"python": platform.python_version(), "kvbench": __version__, **_versions("numpy", "pyarrow")},
         "host": platform.node(),
         "platform": platform.platform(),
         "num_cores": os.cpu_count(),
         "sources": sources_digest(PACKAGE),
     }
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found
 
 
 def clean_up(points_dir: Path) -> None:

@@ -61,6 +61,8 @@ class SamplingParams:
             raise KvbenchError(f"top_p={self.top_p} is not possible; give a number above 0 and at most 1")
         if not (_is_whole(self.seed) and 0 <= self.seed < 2**64):
             raise KvbenchError(f"seed={self.seed} is not possible; give a whole number from 0 to 2**64 - 1")
+        if not isinstance(self.stop_token_ids, list | tuple):
+            raise KvbenchError(f"stop_token_ids={self.stop_token_ids!r} is no list; give [id, id, ...]")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
             if not (_is_whole(token) and token >= 0):
@@ -128,7 +130,7 @@ def sample(logits: Tensor, rows: SamplingRows, positions: ArrayLike) -> Tensor:
     """
     import torch
 
-    best, tokens = logits.max(dim=-1)
+    best, tokens = _most_probable(logits)
     if not bool(best.isfinite().all()):
         row = int((~best.isfinite()).nonzero()[0, 0])
         raise KvbenchError(
@@ -148,6 +150,19 @@ def sample(logits: Tensor, rows: SamplingRows, positions: ArrayLike) -> Tensor:
         # The first token whose cumulative probability exceeds the aim; never one of probability 0.
         tokens[index] = torch.searchsorted(cumulative, aims, right=True)[:, 0]
     return tokens
+
+
+def _most_probable(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest logit [B] of every row, a NaN if there is one, and the first token that has it [B]."""
+    import torch
+
+    if logits.device.type != "cpu":
+        best, tokens = logits.max(dim=-1)
+        return best, tokens
+    # NumPy compares with vector instructions, ten times as fast as torch, but knows no bfloat16.
+    rows = (logits.float() if logits.dtype.itemsize < 4 else logits).numpy()
+    tokens = torch.from_numpy(rows.argmax(axis=-1))
+    return logits.gather(1, tokens[:, None])[:, 0], tokens
 
 
 def probabilities(logits: Tensor, rows: SamplingRows) -> Tensor:

@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from tqdm import tqdm
@@ -24,6 +25,8 @@ from kvbench.results import COLUMNS, write_csv
 
 ADHOC = "adhoc"
 """The experiment of points that are typed on the command line."""
+_MAX_WORDS = 160
+"""Characters that a message may spend on which point it is about."""
 RESERVED = "reference"
 """The folder of the results that are part of the project."""
 
@@ -59,6 +62,12 @@ class Plan:
     keeps_steps: bool
     executor: Executor
     capacities: list[Capacity]
+
+    @property
+    def arrivals_s(self) -> float:
+        """For how long requests arrive in all its points that run in real time: it takes at least that."""
+        configs = {row.point.key: row.point.config for row in self.rows}.values()
+        return sum(arrivals_s(config) for config in configs if is_real(config))
 
 
 @dataclass(slots=True)
@@ -108,7 +117,7 @@ def plan(composer: Composer, typed: list[list[Setting]]) -> Plan:
                 commands[repr((common.name, common.results_dir, common.records, resolved.executor))] = resolved
                 needs_one_clock |= is_real(resolved.point)
         except KvbenchError as error:
-            raise error if len(expanded) == 1 else KvbenchError(f"{_words(settings)}: {error}") from None
+            raise error if len(expanded) == 1 else KvbenchError(f"{_words(settings, expanded)}: {error}") from None
     if len(commands) > 1:
         raise KvbenchError("name, results_dir, records and executor belong to the whole command; give one of each")
     (command,) = commands.values()
@@ -207,9 +216,10 @@ def _multiply(settings: Iterable[Setting]) -> list[list[Setting]]:
     return [list(combination) for combination in product(*axes)]
 
 
-def _words(settings: Iterable[Setting]) -> str:
-    """A point in a user's words."""
-    return " ".join(str(each) for each in settings)
+def _words(settings: list[Setting], among: list[list[Setting]]) -> str:
+    """What tells a point apart from the others of its command, as it would be typed."""
+    different = [each for each in settings if any(each not in other for other in among)]
+    return shorten(" ".join(map(str, different or settings)), _MAX_WORDS, placeholder=" ...")
 
 
 def execute(plan: Plan, *, shows_progress: bool = True) -> Report:
@@ -244,9 +254,11 @@ def execute(plan: Plan, *, shows_progress: bool = True) -> Report:
         closing(_run(plan.executor, tasks)) as results,
     ):
         try:
-            for task, outcome in results:
+            bar.set_postfix_str(_current(plan, left))
+            for number, (task, outcome) in enumerate(results, 1):
                 outcomes[task.point.key] = outcome
                 bar.update()
+                bar.set_postfix_str(_current(plan, left[number:]))
         except KeyboardInterrupt:
             raise Interrupted(
                 f"interrupted with {len(outcomes)} of {len(points)} points finished; the same command resumes"
@@ -280,6 +292,22 @@ def _run(executor: Executor, tasks: list[Task]) -> Generator[tuple[Task, Outcome
                 )
             else:
                 yield task, result
+
+
+def _current(plan: Plan, left: list[Point]) -> str:
+    """What runs now, for the progress bar: where points run one after the other, the first of those left."""
+    if not left or not isinstance(plan.executor, Serial):
+        return ""
+    point = left[0]
+    name = point.folder.rpartition("-")[0]
+    seconds = arrivals_s(point.config) if is_real(point.config) else 0.0
+    return f"{name}, requests arrive for {seconds:.0f} s" if seconds else name
+
+
+def arrivals_s(config: Mapping[str, Any]) -> float:
+    """For how long requests arrive, in seconds, as far as the workload says; in real time a run takes at least that."""
+    rate, duration_s, count = (config["workload"].get(key) for key in ("request_rate", "duration_s", "num_requests"))
+    return float(min(([duration_s] if duration_s else []) + ([count / rate] if count and rate else []), default=0.0))
 
 
 def _size(point: Point) -> tuple[float, str]:

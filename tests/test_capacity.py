@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from kvbench.capacity import Capacity, Hardware, Model, batch_limit, capacity, capacity_of, session_len
+from kvbench.capacity import (
+    Capacity,
+    Footprint,
+    Hardware,
+    Model,
+    batch_limit,
+    capacity,
+    capacity_of,
+    check_fits,
+    measured,
+    memory_bytes,
+    session_len,
+    usable_bytes,
+)
 from kvbench.composition import CONF
 from kvbench.core import KvbenchError
 
@@ -151,3 +166,83 @@ def test_the_line_names_every_part() -> None:
         "15,728 slots",
     ):
         assert part in line
+
+
+SEEN = Footprint(weights_bytes=1_000_000_000, token_bytes=100_000)
+
+
+@pytest.mark.parametrize("max_num_tokens", [100, 2560, 10**9])
+def test_a_measured_pool_is_what_the_largest_iteration_leaves(max_num_tokens: int) -> None:
+    planned = report("opt_13b")
+    found = measured(planned, SEEN, max_num_tokens, 2**60)
+    parts = found.weights_bytes + found.activation_bytes + found.reserve_bytes + found.kv_cache_bytes
+    assert (parts, found.total_bytes, found.source) == (planned.total_bytes, planned.total_bytes, "measured")
+    assert found.activation_bytes == pytest.approx(100_000 * min(max_num_tokens, found.num_slots), abs=100_000)
+    assert (found.num_slots < max_num_tokens) is (max_num_tokens == 10**9)
+
+
+def test_a_measured_pool_respects_what_is_free() -> None:
+    planned = report("opt_13b")
+    free = 10 * 2**30
+    found = measured(planned, SEEN, 2560, free)
+    assert found.total_bytes == free
+    assert found.kv_cache_bytes == free - planned.reserve_bytes - 1_000_000_000 - 256_000_000
+    least = planned.reserve_bytes + 1_000_000_000 + 100_000 + planned.bytes_per_slot
+    assert measured(planned, SEEN, 2560, least + 1).num_slots == 1
+    with pytest.raises(KvbenchError, match="KV cache at least") as refused:
+        measured(replace(planned, source="computed"), SEEN, 2560, least - 1)
+    assert "weights 0.93 GiB" in str(refused.value)
+
+
+def test_what_does_not_fit_is_refused_with_every_number() -> None:
+    given = report("opt_13b", 8 * 2**30)
+    check_fits(given)
+    with pytest.raises(KvbenchError) as refused:
+        check_fits(given, 30 * 2**30)
+    lines = str(refused.value).splitlines()
+    assert len(lines) == 2
+    assert "needs 35.39 GiB: weights 23.94 GiB, activations 0.48 GiB, reserve 2.97 GiB, KV cache 8.00 GiB" in lines[0]
+    assert "30.00 GiB of 39.39 GiB are free now; lower kv_cache_bytes= or kv_cache_seqs=" in lines[1]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A system of 10 GB free whose only process has 1 GB."""
+    monkeypatch.setattr("kvbench.capacity.PROC", tmp_path / "proc")
+    monkeypatch.setattr("kvbench.capacity.CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 4 * 10**6}[name])
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "meminfo").write_text(
+        "MemTotal:  16000000 kB\nMemAvailable:  9765625 kB\nHugePages_Total: 0\n"
+    )
+    (tmp_path / "proc" / "self" / "status").write_text("Name:\tpython\nVmRSS:\t 2000000 kB\nRssAnon:\t  976562 kB\n")
+    return tmp_path
+
+
+def test_free_memory_counts_what_the_process_has(machine: Path) -> None:
+    assert memory_bytes() == 16_384_000_000
+    assert usable_bytes() == (9_765_625 + 976_562) * 1024
+    (machine / "proc" / "meminfo").unlink()
+    assert usable_bytes() == memory_bytes()
+
+
+@pytest.mark.parametrize(
+    ("entry", "folder", "names"),
+    [
+        ("0::/app/run", "app", ("memory.max", "memory.current", "inactive_file")),
+        ("0::/app/run", ".", ("memory.max", "memory.current", "inactive_file")),
+        ("4:cpu,memory:/app", "memory/app", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
+    ],
+)
+def test_limits_of_control_groups_hold(machine: Path, entry: str, folder: str, names: tuple[str, str, str]) -> None:
+    (machine / "proc" / "self" / "cgroup").write_text(f"7:pids:/app\n{entry}\n")
+    group = machine / "cgroup" / folder
+    group.mkdir(parents=True)
+    limit, use, idle = names
+    (group / limit).write_text("4000000000\n")
+    (group / use).write_text("3000000000\n")
+    (group / "memory.stat").write_text(f"anon 1\n{idle} 500000000\n")
+    assert memory_bytes() == 4_000_000_000
+    assert usable_bytes() == 1_500_000_000 + 976_562 * 1024
+    (group / limit).write_text("max\n" if limit == "memory.max" else "9223372036854771712\n")
+    assert usable_bytes() == (9_765_625 + 976_562) * 1024

@@ -123,6 +123,17 @@ def test_a_mistake_is_refused_before_anything_runs(
     assert not Path("results").exists()
 
 
+def test_a_message_quotes_what_tells_the_point_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(["+experiment=fig_throughput", "workload.duration_s=60", "allocator.copy_on_write=false"], capsys)
+    point, _, reason = said.partition(": unknown key")
+    assert "system=" in point
+    assert "workload.request_rate=" in point
+    assert "copy_on_write" not in point
+    assert "duration_s" not in point
+    assert len(point) <= 180
+    assert reason
+
+
 HEAD = "arrival,prompt,output\n"
 
 

@@ -36,7 +36,7 @@ PUBLISHED: dict[str, Callable[[Path], Results]] = {
     "fig_lengths": lengths_results,
 }
 EXPERIMENTS = sorted(PUBLISHED)
-MEASURED = {"fig_offline_throughput", "fig_online_latency"}
+MEASURED = {"fig_fidelity", "fig_offline_throughput", "fig_online_latency"}
 """Figures of kvbench's own experiments, which no paper has numbers for; each has a test file of its own."""
 
 

@@ -206,6 +206,30 @@ def test_a_real_clock_runs_alone(planned: Planner) -> None:
     assert isinstance(planned("executor=local", "runner=cpu", "model=tiny_llama").executor, Serial)
 
 
+def test_real_time_is_told_beforehand(planned: Planner) -> None:
+    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    real = ("workload=sharegpt_scaled", "workload/arrivals=poisson", "runner=cpu", "model=tiny_llama")
+    sweep = planned(
+        *real, "workload.request_rate=1,2", "workload.duration_s=30", "workload.num_requests=40", sweep=True
+    )
+    assert sweep.arrivals_s == 30 + 20  # at 2 requests/s the 40 have come after 20 s
+    assert planned("workload.request_rate=1", "workload.num_requests=40").arrivals_s == 0  # simulated
+    all_at_once = planned("runner=cpu", "model=tiny_llama", "workload/arrivals=all_at_once")
+    assert all_at_once.arrivals_s == 0
+
+
+@pytest.mark.parametrize(("executor", "is_named"), [("serial", True), ("local", False)])
+def test_progress_names_the_point_that_runs_where_there_is_one(
+    executor: str, is_named: bool, planned: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = []
+    monkeypatch.setattr("kvbench.sweep.tqdm.set_postfix_str", lambda _, text: names.append(text))
+    run(planned("workload.request_rate=1,2", f"executor={executor}", sweep=True))
+    expected = ["vllm-opt_13b-fixed-2", "vllm-opt_13b-fixed-1", ""] if is_named else [""] * 3
+    assert sorted(names) == sorted(expected)
+    assert names[-1] == ""
+
+
 def test_a_summary_holds_exactly_the_last_command(planned: Planner) -> None:
     first = planned("workload.request_rate=3,1,2", sweep=True)
     assert run(first).num_reused == 0

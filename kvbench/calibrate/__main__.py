@@ -49,7 +49,7 @@ def calibrate(name: str, overrides: Sequence[str], passes: int) -> str:
     """
     if passes < 1:
         raise KvbenchError(f"--passes {passes} measures nothing; give 1 or more")
-    path = CONF / "costs" / f"{name}.yaml"
+    path = costs_file.path_of(CONF, name)
     costs_file.load(path)  # refused before minutes of measuring
     [given] = parse(list(overrides), sweep=False)
     measured = measure({each.key: each.value for each in given}, passes)

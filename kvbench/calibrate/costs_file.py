@@ -17,16 +17,19 @@ HARDWARE = "local"
 """``conf/hardware/`` of the machine that kvbench runs on."""
 
 
+def path_of(conf: Path, name: str) -> Path:
+    """Where the costs of a name lie below ``conf``. Raises KvbenchError for a name that is no file's."""
+    if not re.fullmatch(r"\w[\w-]*", name):
+        raise KvbenchError(f"--name {name} names no file; use letters, digits, _ and - inside")
+    return conf / "costs" / f"{name}.yaml"
+
+
 def load(path: Path) -> dict[str, Any]:
     """The entries that a calibration left, by model; nothing where there is no file.
 
     Raises:
-        KvbenchError: a name that is no file's, or a file that no calibration wrote.
+        KvbenchError: a file that no calibration wrote.
     """
-    if not re.fullmatch(r"\w[\w-]*", path.stem):
-        raise KvbenchError(f"--name {path.stem} names no file; use letters, digits, _ and - inside")
-    if not path.parent.is_dir():
-        raise KvbenchError(f"{path} cannot be written: there is no folder {path.parent}")
     if not path.is_file():
         return {}
     try:

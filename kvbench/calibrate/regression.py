@@ -130,14 +130,12 @@ def _robust(columns: Floats, ms: Floats) -> tuple[Floats, Floats]:
 
 
 def _certainty(columns: Floats, ms: Floats, values: Floats, weights: Floats) -> Floats:
-    """Each coefficient over its standard error; 0 where it is 0 or nothing tells it from the others."""
+    """Each coefficient over its standard error; about 0 where nothing tells it from the others."""
     relative = columns / ms[:, None] * np.sqrt(weights)[:, None]
     scales = np.maximum(np.linalg.norm(relative, axis=0), 1e-300)
     relative = relative / scales
-    active = values > 0
     errors = (columns @ values / ms - 1) * np.sqrt(weights)
-    variance = float(errors @ errors) / max(len(ms) - int(active.sum()), 1)
-    covariance = np.linalg.pinv(relative[:, active].T @ relative[:, active])
-    certainty = np.zeros(len(values))
-    certainty[active] = (values * scales)[active] / np.sqrt(np.maximum(variance * np.diag(covariance), 1e-30))
+    variance = float(errors @ errors) / max(len(ms) - len(values), 1)
+    covariance = np.linalg.inv(relative.T @ relative + 1e-12 * np.eye(len(values)))  # huge where columns are alike
+    certainty: Floats = values * scales / np.sqrt(np.maximum(variance * np.diag(covariance), 1e-30))
     return certainty

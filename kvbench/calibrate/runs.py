@@ -126,9 +126,8 @@ def measure(overrides: Mapping[str, Any], passes: int = 2) -> Measured:
             settings = {**base, "workload/arrivals": "all_at_once", "system": "vllm", **more, **overrides}
             return compose.resolve([Setting(*each) for each in settings.items()]).point
 
-        probe = resolve({})
-        if not is_real(probe):
-            raise KvbenchError(f"runner={probe['choices']['runner']} computes nothing; give one that does: runner=cpu")
+        if base["runner"] == "simulated" or not is_real(probe := resolve({})):
+            raise KvbenchError(f"runner={base['runner']} computes nothing; give one that does: runner=cpu")
         if (hardware := probe["hardware"]["name"]) != "local":
             raise KvbenchError(f"hardware={hardware}: only this machine can be measured; leave hardware=local")
         max_model_len = int(probe["model"]["max_model_len"])

@@ -14,7 +14,7 @@ from kvbench.figures.frames import curve, footnote, obstacle, select, systems, v
 from kvbench.figures.limits import limited_by
 from kvbench.figures.terminal import aligned, number
 from kvbench.metrics import CLASSES
-from kvbench.paper.claims import Claim, Statement
+from kvbench.paper.claims import Claim, expectation
 from kvbench.results import Results
 
 THROUGHPUT = "throughput_tok_per_s"
@@ -37,7 +37,6 @@ EXPECTED = {"orca_max": 1.8, "orca_oracle": 1.2}
 """System -> how many times its tokens/s vLLM must reach: kvbench's own bars, fixed before the first run."""
 MODEL = "opt_125m"
 """For which they were fixed."""
-OWN = "kvbench's own expectation of a real run, not the paper's"
 
 
 def draw(results: Results) -> dict[str, Figure]:
@@ -113,15 +112,7 @@ def claims(results: Results) -> list[Claim]:
     rows = []
     for system, least in EXPECTED.items():
         label = style.SYSTEMS[system].label
-        statement = Statement(
-            claim=f"vLLM over {label}: tokens/s, KV budget of {SHOWN_BUDGET} longest sequences",
-            figure="none",
-            low=least,
-            high=None,
-            unit="ratio",
-            tolerance="0",
-            note=OWN,
-        )
+        statement = expectation(f"vLLM over {label}: tokens/s, KV budget of {SHOWN_BUDGET} longest sequences", least)
         both = summary[summary["system"].isin(["vllm", system]) & (summary[BUDGET] == SHOWN_BUDGET)]
         reached, base = (value(select(both, system=each), THROUGHPUT) for each in ("vllm", system))
         ratio = reached / base if reached is not None and base else None

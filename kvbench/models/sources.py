@@ -21,7 +21,7 @@ from typing import Literal
 from kvbench.core import KvbenchError
 from kvbench.workloads.files import digest
 
-_HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w./-]+))?")
+_HUB = re.compile(r"(?P<repository>\w[\w.-]*/[\w.-]+?)(@(?P<revision>[\w./-]+))?")
 _PACKAGE = re.compile(r"pkg://(?P<package>\w+)/(?P<file>.+)")
 _FORMATS: dict[str, Literal["gguf", "llama2c"]] = {".gguf": "gguf", ".bin": "llama2c"}
 

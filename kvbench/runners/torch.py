@@ -7,13 +7,17 @@ what their padding costs a padded engine is not paid here; a finished sequence i
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
+import math
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -24,14 +28,19 @@ from kvbench.allocators.base import Ability, Allocator
 from kvbench.attention.base import Attend, PackedBatch
 from kvbench.attention.hf import NAME, Step
 from kvbench.cache import KVCache
-from kvbench.capacity import Model
+from kvbench.capacity import MAX_BATCHED_TOKENS, Footprint, Model
 from kvbench.core import Batch, KvbenchError, Request, Sequence, StepResult
 from kvbench.models.dtypes import torch_dtype
 from kvbench.models.loading import LoadedModel, load
 from kvbench.models.packed_linear import pack, weights_bytes
+from kvbench.runners.footprint import check_can_measure, peak_bytes
 from kvbench.sampling import SamplingParams, SamplingRows, sample
 
 ATTENTION = ("cpu", "reference")
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+KEPT_BYTES = 2**30
+SPARE_BLOCKS = 4
+"""Columns of a batch's block tables beyond the longest, so that they need not be laid out anew whenever one grows."""
 Prompts = Callable[[Request], list[int]]
 """The token ids of a request's prompt, ``prompt_len`` of them."""
 
@@ -101,6 +110,27 @@ class Stream:
     blocks: NDArray[np.int64]
 
 
+@dataclass(slots=True, eq=False)
+class Layout:
+    """What of a batch stays the same from step to step, as long as the same sequences run, in service order.
+
+    Attributes:
+        seqs: the sequences.
+        streams: theirs.
+        rows: the index of each.
+        origins: ``[B]``, the step less a sequence's length.
+        sampling: their parameters as columns.
+        where: ``[B, 1]``, the first slots of contiguous sequences, else ``[B, blocks]``, their block tables.
+    """
+
+    seqs: list[Sequence]
+    streams: list[Stream]
+    rows: dict[Sequence, int]
+    origins: NDArray[np.int64]
+    sampling: SamplingRows
+    where: NDArray[np.int64]
+
+
 class Torch:
     """Executes batches with a model, a cache and an attention kernel.
 
@@ -137,10 +167,11 @@ class Torch:
         self._ended: dict[Sequence, None] = {}
         self._is_contiguous = Ability.GROW not in allocator.abilities
         self._stops = frozenset(params.stop_token_ids)
-        self._rows: tuple[list[Sequence], SamplingRows] = ([], SamplingRows.of([]))
+        self._layout = Layout([], [], {}, np.empty(0, np.int64), SamplingRows.of([]), np.empty((0, 0), np.int64))
 
     def warm_up(self) -> None:
         """Compile and touch what an iteration uses: a decode and a prefill in the first slots of the empty pool."""
+        _keep_freed_memory()
         size = self.allocator.block_size
         bases = self._tensor([0]) if self._is_contiguous else None
         tables = None if self._is_contiguous else self._tensor([[0, 1]])
@@ -166,11 +197,12 @@ class Torch:
         seqs = list(batch.running)
         for seq in [seq for seq in self._ended if seq not in batch.running]:
             del self._ended[seq], streams[seq]
-        packed, ids, positions = self._pack(seqs, batch.num_decodes, batch.step)
+        layout = self._arrange(seqs, batch)
+        packed, ids, positions = self._pack(layout, batch.num_decodes, batch.step)
         forward = time.perf_counter()
         logits = self.model(ids, positions, packed)
         self.model_s += time.perf_counter() - forward
-        chosen = sample(logits, self._sampling_rows(seqs), packed.context_len).tolist()
+        chosen = sample(logits, layout.sampling, packed.context_len).tolist()
         finished = self._append(seqs, chosen)
         return StepResult(time.perf_counter() - started, finished)
 
@@ -180,48 +212,66 @@ class Torch:
         size = self.allocator.block_size
         stream.blocks = np.array(slots[::size]) // size
 
-    def _pack(
-        self, seqs: list[Sequence], num_decodes: int, step: int
-    ) -> tuple[PackedBatch, torch.Tensor, torch.Tensor]:
-        """Addresses, ids and positions of the new tokens: decodes first, as the scheduler runs them, then prefills."""
+    def _arrange(self, seqs: list[Sequence], batch: Batch) -> Layout:
+        """The layout of the last iteration, brought up to date, if its sequences run again; else a new one."""
+        layout = self._layout
+        if seqs == layout.seqs and not batch.prefills:
+            for seq in batch.grown:
+                blocks = self._streams[seq].blocks
+                if len(blocks) > layout.where.shape[1]:
+                    break
+                layout.where[layout.rows[seq], : len(blocks)] = blocks
+            else:
+                return layout
         streams = [self._streams[seq] for seq in seqs]
-        lengths = np.array([step - seq.origin for seq in seqs])
-        decoding = streams[:num_decodes]
-        ids = [stream.tokens[-1] for stream in decoding]
-        positions = [len(stream.tokens) - 1 for stream in decoding]
-        where = [stream.slots[position] for stream, position in zip(decoding, positions, strict=True)]
-        counts = np.ones(len(seqs), np.int64)
-        for row, stream in enumerate(streams[num_decodes:], num_decodes):
-            length = len(stream.tokens)
-            counts[row] = length
-            ids += stream.tokens
-            positions += range(length)
-            where += stream.slots[:length]
-        query_start = np.zeros(len(seqs) + 1, np.int64)
-        np.cumsum(counts, out=query_start[1:])
-        bases, tables, block_size = self._addresses(streams)
-        packed = PackedBatch(
-            self._tensor(query_start), self._tensor(lengths), self._tensor(where), bases, tables, block_size
+        if self._is_contiguous:
+            where = np.array([[stream.slots[0]] for stream in streams])
+        else:
+            where = np.zeros((len(streams), max(len(stream.blocks) for stream in streams) + SPARE_BLOCKS), np.int64)
+            for row, stream in zip(where, streams, strict=True):
+                row[: len(stream.blocks)] = stream.blocks
+        self._layout = Layout(
+            seqs,
+            streams,
+            {seq: row for row, seq in enumerate(seqs)},
+            np.array([seq.origin for seq in seqs]),
+            SamplingRows.of([stream.params for stream in streams]),
+            where,
         )
-        return packed, self._tensor(ids), self._tensor(positions)
+        return self._layout
+
+    def _pack(self, layout: Layout, num_decodes: int, step: int) -> tuple[PackedBatch, torch.Tensor, torch.Tensor]:
+        """Addresses, ids and positions of the new tokens: decodes first, as the scheduler runs them, then prefills."""
+        lengths = step - layout.origins
+        where, size = layout.where, self.allocator.block_size
+        newest = lengths[:num_decodes] - 1
+        if self._is_contiguous:
+            written = where[:num_decodes, 0] + newest
+        else:
+            written = where[np.arange(num_decodes), newest // size] * size + newest % size
+        ids = [stream.tokens[-1] for stream in layout.streams[:num_decodes]]
+        counts = np.ones(len(lengths), np.int64)
+        positions, slots = [newest], [written]
+        for row, stream in enumerate(layout.streams[num_decodes:], num_decodes):
+            length = counts[row] = len(stream.tokens)
+            ids += stream.tokens
+            positions.append(np.arange(length))
+            slots.append(np.array(stream.slots[:length]))
+        query_start = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(counts, out=query_start[1:])
+        addresses = self._tensor(where)
+        packed = PackedBatch(
+            self._tensor(query_start),
+            self._tensor(lengths),
+            self._tensor(np.concatenate(slots)),
+            addresses[:, 0] if self._is_contiguous else None,
+            None if self._is_contiguous else addresses,
+            1 if self._is_contiguous else size,
+        )
+        return packed, self._tensor(ids), self._tensor(np.concatenate(positions))
 
     def _tensor(self, values: NDArray[np.int64] | list[int] | list[list[int]]) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.int64, device=self.cache.data.device)
-
-    def _addresses(self, streams: list[Stream]) -> tuple[torch.Tensor | None, torch.Tensor | None, int]:
-        """Bases of contiguous sequences, else their block tables, and the block size."""
-        if self._is_contiguous:
-            return self._tensor([stream.slots[0] for stream in streams]), None, 1
-        tables = np.zeros((len(streams), max(len(stream.blocks) for stream in streams)), np.int64)
-        for row, stream in zip(tables, streams, strict=True):
-            row[: len(stream.blocks)] = stream.blocks
-        return None, self._tensor(tables), self.allocator.block_size
-
-    def _sampling_rows(self, seqs: list[Sequence]) -> SamplingRows:
-        """The parameters as columns; the same object as long as the batch is."""
-        if seqs != self._rows[0]:
-            self._rows = seqs, SamplingRows.of([self._streams[seq].params for seq in seqs])
-        return self._rows[1]
 
     def _append(self, seqs: list[Sequence], chosen: list[int]) -> list[Sequence]:
         """Give each sequence its token; returns those that end with it."""
@@ -238,6 +288,17 @@ class Torch:
                 self._ended[seq] = None
                 finished.append(seq)
         return finished
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep large blocks that are freed: it would fault in the activations anew in every iteration.
+
+    A prefill of a small model spends a quarter of its time there; other C libraries have no such setting.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(ctypes.c_int(M_TRIM_THRESHOLD), ctypes.c_int(KEPT_BYTES))
+        mallopt(ctypes.c_int(M_MMAP_THRESHOLD), ctypes.c_int(KEPT_BYTES))
 
 
 def open_runner(
@@ -266,28 +327,108 @@ def open_runner(
         KvbenchError: a device or attention that does not exist, a dtype the attention cannot read, or what loading
             the model raises.
     """
+    loaded = _prepare(model, device, attention, seed, num_threads)
+    shapes = loaded.shapes
+    cache = _cache(shapes, allocator.num_slots, device)
+    if stops:
+        sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *loaded.stop_token_ids))
+    packed = PackedModel(loaded.model, cache, _attend_of(attention))
+    runner = Torch(packed, cache, allocator, random_prompts(shapes.vocab_size, seed), sampling)
+    runner.warm_up()
+    return runner
+
+
+def measure(
+    model: Model,
+    num_tokens: int,
+    num_seqs: int,
+    seed: int,
+    device: str,
+    attention: str,
+    sampling: SamplingParams,
+    num_threads: int | None = None,
+    stops: bool = False,
+) -> Footprint:
+    """Load a model and see what it and its largest iteration take: what ``open_runner`` will need beside its pool.
+
+    The iteration is a prefill of ``num_tokens`` tokens in ``num_seqs`` prompts, one of them as long as possible, and
+    the choice of a token for each. Where the scheduler has no limit to speak of, ``MAX_BATCHED_TOKENS`` of the tokens
+    and as small a share of the prompts stand for all: activations grow in proportion. Done once in a process.
+
+    Args:
+        model: as in ``open_runner``, as the other arguments are.
+        num_tokens: the most that an iteration computes.
+        num_seqs: the most that it computes for.
+        seed: of random weights.
+        device: ``cpu``.
+        attention: ``cpu`` or ``reference``.
+        sampling: how tokens are chosen.
+        num_threads: of the computation.
+        stops: makes no difference here.
+
+    Raises:
+        KvbenchError: as ``open_runner``, or the system does not tell how much memory a process takes.
+    """
+    del stops
+    check_can_measure()
+    loaded = _prepare(model, device, attention, seed, num_threads)
+    profiled = min(num_tokens, MAX_BATCHED_TOKENS)
+    rows = max(1, math.ceil(min(num_seqs, num_tokens) * profiled / num_tokens))
+    sampling = replace(sampling, seed=0)  # as no seed makes a difference
+    key = json.dumps(asdict(model)), device, attention, sampling, profiled, rows
+    if key not in _seen:
+        _seen[key] = Footprint(weights_bytes(loaded.model), _profile(loaded, *key[1:]) / profiled)
+    return _seen[key]
+
+
+_seen: dict[tuple[str, str, str, SamplingParams, int, int], Footprint] = {}
+
+
+def _profile(
+    loaded: LoadedModel, device: str, attention: str, sampling: SamplingParams, num_tokens: int, num_seqs: int
+) -> int:
+    """Bytes that a prefill and the choice of its tokens take at their peak, beside the weights and the pool."""
+    longest = min(loaded.shapes.max_model_len, num_tokens - num_seqs + 1)
+    rest = num_tokens - longest
+    num_others = max(num_seqs - 1, -(-rest // longest))
+    cache = _cache(loaded.shapes, num_tokens, device)
+    cache.data.zero_()  # touched, so that the pool's own memory is not counted
+    model = PackedModel(loaded.model, cache, _attend_of(attention))
+
+    def prefill(lengths: list[int]) -> None:
+        context_len, end = torch.tensor(lengths), sum(lengths)
+        start = torch.tensor([0, *accumulate(lengths)])
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        rows = SamplingRows.of([sampling.for_request(row) for row in range(len(lengths))])
+        batch = PackedBatch(start, context_len, torch.arange(end), start[:-1], None, 1)
+        sample(model(torch.zeros(end, dtype=torch.int64), positions, batch), rows, context_len)
+
+    prefill([1])  # compiles
+    lengths = [longest, *(rest // num_others + (row < rest % num_others) for row in range(num_others))]
+    return peak_bytes(lambda: prefill(lengths))
+
+
+def _cache(shapes: Model, num_slots: int, device: str) -> KVCache:
+    return KVCache(
+        shapes.num_layers, num_slots, shapes.num_kv_heads, shapes.head_dim, torch_dtype(shapes.dtype), device
+    )
+
+
+def _prepare(model: Model, device: str, attention: str, seed: int, num_threads: int | None) -> LoadedModel:
+    """Check the options, then load. Raises KvbenchError as ``open_runner``."""
     if device != "cpu":
         raise KvbenchError(f"runner.device={device} is not supported; give cpu")
     if attention not in ATTENTION:
         raise KvbenchError(f"runner.attention={attention} does not exist; choose one of {', '.join(ATTENTION)}")
-    attend: Attend = importlib.import_module(f"kvbench.attention.{attention}").attend
+    if num_threads is not None and num_threads < 1:
+        raise KvbenchError(f"runner.num_threads={num_threads} computes nothing; give 1 or more, or null for all cores")
     torch.set_num_threads(num_threads or os.cpu_count() or 1)
-    loaded = _load(json.dumps(asdict(model)), device, seed)
-    shapes = loaded.shapes
-    cache = KVCache(
-        shapes.num_layers,
-        allocator.num_slots,
-        shapes.num_kv_heads,
-        shapes.head_dim,
-        torch_dtype(shapes.dtype),
-        device,
-    )
-    if stops:
-        sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *loaded.stop_token_ids))
-    packed = PackedModel(loaded.model, cache, attend)
-    runner = Torch(packed, cache, allocator, random_prompts(shapes.vocab_size, seed), sampling)
-    runner.warm_up()
-    return runner
+    return _load(json.dumps(asdict(model)), device, seed)
+
+
+def _attend_of(attention: str) -> Attend:
+    attend: Attend = importlib.import_module(f"kvbench.attention.{attention}").attend
+    return attend
 
 
 @lru_cache(maxsize=1)

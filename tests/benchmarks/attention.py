@@ -1,4 +1,4 @@
-"""How fast attention reads a cache on this CPU, and what paging costs: ``python tests/benchmarks/attention.py``.
+"""How fast attention reads a cache on this CPU, and what paging costs: ``make bench``.
 
 Decoding, batch 16, context 512, head size 64: the compiled attention over contiguous sequences, over the same tokens in
 shuffled blocks, and torch's own (gather the blocks, then ``scaled_dot_product_attention``), in fp32 and bf16, with one
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or threads that wait would be counted, and disturb
+os.environ.setdefault("GOMP_SPINCOUNT", "0")  # or threads that wait would be counted, and disturb
 
 import numpy as np
 import torch
@@ -145,7 +145,7 @@ def rows(num_heads: int, num_kv_heads: int, dtype: torch.dtype, num_rounds: int)
 def main() -> None:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--repeats", type=int, default=21)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("results/bench/attention.csv"))
     options = parser.parse_args()
@@ -154,13 +154,13 @@ def main() -> None:
     print(("{:<32}" + "{:>12}" * 7).format(*COLUMNS[:-1], "ratio"))
     for dtype in (torch.float32, torch.bfloat16):
         for num_kv_heads in (12, 4):
-            for row in rows(12, num_kv_heads, dtype, options.rounds):
+            for row in rows(12, num_kv_heads, dtype, options.repeats):
                 table.append(row)
                 print(("{:<32}" + "{:>12}" * 7).format(*row), flush=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with options.out.open("w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *table])
-    print(f"wrote {options.out}: CPU time per layer, medians of {options.rounds} rounds, {options.threads} thread(s)")
+    print(f"wrote {options.out}: CPU time per layer, medians of {options.repeats} rounds, {options.threads} thread(s)")
 
 
 if __name__ == "__main__":
