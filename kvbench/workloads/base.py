@@ -130,13 +130,23 @@ class Decoding:
 
 
 def to_requests(
-    arrival_s: FloatArray, prompt_len: IntArray, output_len: IntArray, decoding: Decoding | None = None
+    arrival_s: FloatArray,
+    prompt_len: IntArray,
+    output_len: IntArray,
+    decoding: Decoding | None = None,
+    prefix_len: int = 0,
 ) -> list[Request]:
-    """One request per element of three arrays of equal length; arrivals ascend."""
+    """One request per element of three arrays of equal length; arrivals ascend.
+
+    Every prompt begins with the same ``prefix_len`` tokens, which its length includes.
+    """
     columns = (arrival_s.tolist(), prompt_len.tolist(), output_len.tolist())
     requests = list(map(Request, range(len(arrival_s)), *columns))
     if decoding is not None and decoding.name != "single":
         for request in requests:
             request.num_seqs = max(decoding.num_samples, decoding.beam_width)
             request.is_beam = decoding.beam_width > 1
+    if prefix_len:
+        for request in requests:
+            request.prefix_len = prefix_len
     return requests

@@ -21,6 +21,8 @@ from kvbench.workloads.rows import Column, Rows, from_arrays, read_csv
 
 PairsFrom = Literal["auto", "file", "histogram"]
 """Which pairs: those of a file (an error where it is absent), of the histogram, or of a file if there is one."""
+FittedPairsFrom = Literal["auto", "file", "fitted"]
+"""The same where no histogram but a fitted distribution can stand in."""
 
 _HISTOGRAM_SEED = 0
 """A drawn data set is a fixed thing, as the real one is; the workload's seed decides which of its pairs arrive when."""
@@ -55,6 +57,12 @@ def _read_alpaca(path: Path) -> Rows:
     return replace(rows, prompt=prompt, output=output)
 
 
+def _read_wmt16(path: Path) -> Rows:
+    rows = read_csv(path, ("source_tokens", "reference_tokens"))
+    source = rows.prompt
+    return replace(rows, prompt=Column(source.name, source.values + _ARROW_LEN, source.texts))
+
+
 _SHAREGPT_TEXT = "ShareGPT_V3_unfiltered_cleaned_split.json"
 _SHAREGPT: dict[str, Reader] = {
     "sharegpt_lengths.csv.gz": _read_sharegpt,
@@ -64,6 +72,9 @@ _ALPACA: dict[str, Reader] = {
     "alpaca_opt_text_completion.pkl": read_pickled_pairs,
     "alpaca_sample_lengths.csv.gz": _read_alpaca,
 }
+_WMT16: dict[str, Reader] = {"wmt16_en_de_lengths.csv": _read_wmt16}
+_ARROW_LEN = 2
+"""Tokens that ask for the translation after the source: `` =>`` under Llama's tokenizer."""
 
 
 @dataclass(slots=True)
@@ -147,6 +158,36 @@ class Alpaca:
 
 
 @dataclass(slots=True)
+class WMT16:
+    """English sentences of newstest2016 and their German references, in Llama-2 tokens: translation on request.
+
+    A prompt is the source with the two tokens that ask for the translation; instructions and examples before it are a
+    prefix that all requests share (``workload.prefix_len``). As long as the reference is the output.
+
+    Args:
+        data_dir: where to look for ``wmt16_en_de_lengths.csv``, 2,999 rows ``source_tokens,reference_tokens``.
+        pairs: whether to take the file's pairs or draw as many from log-normal distributions with their moments: of the
+            source, and of reference over source.
+    """
+
+    data_dir: str | Path
+    pairs: FittedPairsFrom = "auto"
+
+    def rows(self) -> Rows:
+        """See `Lengths`."""
+        path = _find(self, _WMT16, "fitted")
+        return _read(_WMT16[path.name], signature(path)) if path else _draw_wmt16()
+
+    def source(self) -> str:
+        """See `Lengths`."""
+        return "WMT16 English-German" + ("" if _find(self, _WMT16, "fitted") else ", drawn from log-normal fits")
+
+    def inputs(self) -> dict[str, str]:
+        """See `Lengths`."""
+        return _inputs(self, _WMT16, "log-normal fits", "fitted")
+
+
+@dataclass(slots=True)
 class Fixed:
     """Every request alike: ``prompt_len`` and ``output_len`` tokens."""
 
@@ -199,30 +240,33 @@ class Scaled:
         return self.lengths.inputs()
 
 
-def _find(lengths: ShareGPT | Alpaca, files: dict[str, Reader]) -> Path | None:
-    """The first of the files that is there, None where the histogram stands in."""
-    one_of("lengths.pairs", lengths.pairs, ("auto", "file", "histogram"))
-    if lengths.pairs == "histogram":
+def _find(lengths: ShareGPT | Alpaca | WMT16, files: dict[str, Reader], stand_in: str = "histogram") -> Path | None:
+    """The first of the files that is there, None where something stands in for them."""
+    one_of("lengths.pairs", lengths.pairs, ("auto", "file", stand_in))
+    if lengths.pairs == stand_in:
         return None
     folder = Path(lengths.data_dir)
     for name in files:
         if is_present(folder / name):
             return folder / name
     if lengths.pairs == "file":
+        name = "the paper's histogram" if stand_in == "histogram" else "a fitted distribution"
         raise KvbenchError(
             f"none of {', '.join(files)} is in data_dir={folder}; fetch it with `make data` where it is public, or let "
-            "the paper's histogram stand in with workload.lengths.pairs=auto"
+            f"{name} stand in with workload.lengths.pairs=auto"
         )
     return None
 
 
-def _inputs(lengths: ShareGPT | Alpaca, files: dict[str, Reader], stand_in: str) -> dict[str, str]:
-    path = _find(lengths, files)
+def _inputs(
+    lengths: ShareGPT | Alpaca | WMT16, files: dict[str, Reader], said: str, stand_in: str = "histogram"
+) -> dict[str, str]:
+    path = _find(lengths, files, stand_in)
     if path is not None:
         return {path.name: digest(path)}
-    if lengths.pairs == "histogram":
+    if lengths.pairs == stand_in:
         return {}
-    return dict.fromkeys(files, f"absent: {stand_in}")
+    return dict.fromkeys(files, f"absent: {said}")
 
 
 def _tokenizer_files(folder: Path) -> dict[str, str]:
@@ -255,3 +299,13 @@ def _draw_alpaca() -> Rows:
     rng = np.random.default_rng(_HISTOGRAM_SEED)
     prompt: IntArray = histograms.ALPACA_PROMPT.draw(rng)
     return from_arrays("Alpaca's histograms", prompt, histograms.ALPACA_OUTPUT.draw(rng))
+
+
+@lru_cache(maxsize=1)
+def _draw_wmt16() -> Rows:
+    rng = np.random.default_rng(_HISTOGRAM_SEED)
+    num_pairs = 2_999
+    source = rng.lognormal(3.157, 0.569, num_pairs)  # moments of the logarithms of newstest2016's pairs
+    reference = source * rng.lognormal(0.279, 0.173, num_pairs)
+    prompt_len, output_len = (np.maximum(np.rint(each), 1).astype(np.int64) for each in (source, reference))
+    return from_arrays("fits to WMT16", prompt_len + _ARROW_LEN, output_len)

@@ -28,6 +28,8 @@ class Synthetic:
         seed: 0 or more; below 2**32.
         num_samples: parallel samples of each request.
         beam_width: beams of each request.
+        prefix_len: tokens that stand before every prompt of the data set, the same ones for all requests: instructions
+            and examples.
     """
 
     name: str
@@ -41,26 +43,35 @@ class Synthetic:
     seed: int = 0
     num_samples: int = 1
     beam_width: int = 1
+    prefix_len: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a load out of range before anything is read. Raises `KvbenchError`."""
         Load(self.request_rate, self.duration_s, self.num_requests)
         Decoding(self.num_samples, self.beam_width)
+        most = whole("max_model_len", self.max_model_len, least=2) - self.arrivals.strict - 2
+        if whole("prefix_len", self.prefix_len, least=0) > most:
+            raise KvbenchError(
+                f"workload.prefix_len={self.prefix_len} leaves no room for a prompt and an output in the "
+                f"{self.max_model_len} tokens of the model; give {most} or less"
+            )
 
     def generate(self) -> Trace:
         """See `kvbench.workloads.base.Workload`."""
         load = Load(self.request_rate, self.duration_s, self.num_requests)
         decoding = Decoding(self.num_samples, self.beam_width)
         seed = _seed(self.seed)
-        pairs = enforce(self.lengths.rows(), self.invalid, self.max_model_len, self.arrivals.strict)
+        limit = self.max_model_len - self.prefix_len
+        pairs = enforce(self.lengths.rows(), self.invalid, limit, self.arrivals.strict)
         arrival_s, chosen = self.arrivals.draw(load, len(pairs.prompt_len), seed)
         if not len(arrival_s):
             raise KvbenchError(
                 f"no request arrives within workload.duration_s={self.duration_s} at workload.request_rate="
                 f"{self.request_rate} with seed {seed}; raise one of the two"
             )
+        prompt_len = self.prefix_len + pairs.prompt_len[chosen]
         return Trace(
-            to_requests(arrival_s, pairs.prompt_len[chosen], pairs.output_len[chosen], decoding),
+            to_requests(arrival_s, prompt_len, pairs.output_len[chosen], decoding, self.prefix_len),
             self.lengths.source(),
             pairs.num_dropped,
             pairs.num_clipped,
