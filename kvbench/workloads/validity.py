@@ -26,13 +26,17 @@ _REMEDY = "correct it, or leave such rows out with workload.invalid=drop"
 
 @dataclass(frozen=True, slots=True)
 class Valid:
-    """Requests that can be served; ``arrival_s`` ascends, and is empty where the rows had no arrivals."""
+    """Requests that can be served; ``arrival_s`` ascends, and is empty where the rows had no arrivals.
+
+    ``kept`` says which rows they were.
+    """
 
     arrival_s: FloatArray
     prompt_len: IntArray
     output_len: IntArray
     num_dropped: int
     num_clipped: int
+    kept: IntArray
 
 
 def enforce(rows: Rows, invalid: Invalid, max_model_len: int, strict: bool = False) -> Valid:
@@ -75,6 +79,7 @@ def enforce(rows: Rows, invalid: Invalid, max_model_len: int, strict: bool = Fal
         output[order].astype(np.int64),
         num_dropped=len(rows) - len(order),
         num_clipped=int(clipped.sum()),
+        kept=order,
     )
 
 
