@@ -66,7 +66,7 @@ class Engine:
             if not running:
                 if not (batch.preempted or batch.rejected):
                     raise RuntimeError(f"{len(waiting)} sequences wait, nothing runs and nothing was decided")
-                ledger.settle((), batch.preempted)  # no iteration, hence no row
+                ledger.skip(batch)  # no iteration, hence no row
                 now = clock.advance(runner.execute(batch).seconds) if batch.moves else now
                 continue
 

@@ -153,6 +153,12 @@ class Ledger:
         )
         self._offset += _STORED.itemsize
 
+    def skip(self, batch: Batch) -> None:
+        """Book a step that led to no iteration, as all were preempted; what it moved counts for the next row."""
+        self.settle((), batch.preempted)
+        if batch.moves:
+            self._note_flow(batch)
+
     def settle(self, finished: Seq[Sequence], released: Seq[Sequence]) -> None:
         """Book what happened after the iteration: released memory is free, memory that is only held is overreserved."""
         if self._events is not None:
@@ -210,9 +216,12 @@ class Ledger:
             if spare > 0:
                 self._pad(seq, spare * (1 + len(seq.siblings)))
         if batch.copies or batch.moves:
-            copied, moved = (sum(copy.num_slots for copy in copies) for copies in (batch.copies, batch.moves))
-            out, into = (moved, 0) if batch.swapped else (0, moved)
-            self._flows.append(_Flow(self._num_rows(), copied, out, into))
+            self._note_flow(batch)
+
+    def _note_flow(self, batch: Batch) -> None:
+        copied, moved = (sum(copy.num_slots for copy in copies) for copies in (batch.copies, batch.moves))
+        out, into = (moved, 0) if batch.swapped else (0, moved)
+        self._flows.append(_Flow(self._num_rows(), copied, out, into))
 
     def _pad(self, seq: Sequence, slots: int) -> None:
         """So much of what a request holds is padding now."""
@@ -264,7 +273,7 @@ class Ledger:
         columns["prefill_tokens"][columns["num_prefills"] == 0] = 0
         flows = np.zeros((3, num_rows), np.int32)
         for row, *slots in self._flows:
-            flows[:, row] += slots
+            flows[:, min(row, num_rows - 1)] += slots  # beyond the last row: all were preempted, then rejected
         columns["copied"], columns["swapped_out"], columns["swapped_in"] = flows
 
     def _release(self, released: Seq[Sequence]) -> None:

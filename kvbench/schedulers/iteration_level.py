@@ -29,12 +29,13 @@ Fork = tuple[Sequence, Sequence]
 class IterationLevel:
     """FCFS with preemption of the latest, as the PagedAttention authors' artifact schedules.
 
-    * Before a step every running request, oldest first, must see room for one token more of each of its streams; while
-      there is none, the newest that was not served yet is preempted: it loses its memory, keeps its tokens and goes to
-      the front of the queue, or it is swapped out. In such a step nothing is admitted.
-    * Then those swapped out return, oldest first. Only when nobody is out any more the head of the queue is admitted,
-      as long as the limits and the memory allow. Memory is first asked for when something was released since it last
-      said LATER.
+    * Before a step every running request, in the order of their admission, must see room for one token more of each of
+      its streams; while there is none, the newest that was not served yet is preempted: it loses its memory, keeps its
+      tokens and goes to the front of the queue, or it is swapped out. In such a step nobody else gets memory.
+    * In other steps those swapped out return, oldest first, where there is room for them and a block more for each
+      stream; one for which there is none although nothing runs is rejected. Only when nobody is out any more the head
+      of the queue is admitted, as long as the limits and the memory allow. Memory is first asked for when something was
+      released since it last said LATER.
 
     Streams of one request share blocks where the allocator can fork: parallel samples their prompt, a beam what it has
     in common with the beam it was forked from. Elsewhere each stream is granted its own slots, its prompt is computed
@@ -201,14 +202,14 @@ class IterationLevel:
                 preempted.append(self._preempt())
             if seq not in running:
                 break  # it was preempted, and so was everyone after it
+            if seq in forks:
+                pairs = forks.pop(seq)
+                if not (self._shares and seq in cohort):  # where it asks for room, that copies what has to be
+                    self._part(pairs, copies)
             if seq in cohort:
                 room = allocator.append(seq.streams, copies)
                 gained = min(gained, room) if grown else room
                 grown.append(seq)
-                if self._shares:
-                    forks.pop(seq, None)  # nothing shared lies in a block that is new
-            if seq in forks:
-                self._part(forks.pop(seq), copies)
         if cohort:
             self._file(cohort, self.step + gained)
         return grown, gained, preempted
@@ -243,7 +244,7 @@ class IterationLevel:
             self.blocked = False
             if not cached % allocator.block_size:
                 return  # a new block for everyone
-        self._forks[seq] = pairs
+        self._forks[seq] = [*self._forks.get(seq, ()), *pairs]  # there are some only if this was its prompt's step
 
     def _return(self, copies: list[BlockCopy]) -> list[Sequence]:
         """Swap in the oldest of those that are out, as long as there is room for them and one block for each stream."""
@@ -268,11 +269,11 @@ class IterationLevel:
             seq.origin = self.step - seq.length
             room = len(allocator.slots(seq))
             pairs = self._forks_out.pop(seq)
-            if seq.length > room:
-                room += allocator.append(streams, copies)
-                pairs = [] if self._shares else pairs
-            if pairs:
+            full = seq.length > room
+            if pairs and not (self._shares and full):
                 self._part(pairs, copies)
+            if full:
+                room += allocator.append(streams, copies)
             seq.requested, seq.granted = 0, room
             seq.cohort = {seq: None}
             self._file(seq.cohort, seq.origin + room + 1)
@@ -330,6 +331,9 @@ class IterationLevel:
             length = seq.length
             siblings = seq.siblings
             if siblings and len(admitted) + len(siblings) >= num_free:
+                if len(siblings) >= self.max_num_seqs:
+                    self._reject(f"{1 + len(siblings)} streams exceed max_num_seqs={self.max_num_seqs}")
+                    continue
                 break
             if num_tokens + length > max_num_tokens:
                 if length > max_num_tokens:
