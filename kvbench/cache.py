@@ -67,17 +67,14 @@ class KVCache:
     def copy(self, copies: Seq[BlockCopy]) -> None:
         """Copy blocks, in all layers at once. Everything is read before anything is written."""
         if copies:
-            sources = [slot for copy in copies for slot in range(copy.src, copy.src + copy.num_slots)]
-            targets = [slot for copy in copies for slot in range(copy.dst, copy.dst + copy.num_slots)]
-            self.swap_in(self._index(targets), self.data.index_select(2, self._index(sources)))
+            self.move(copies, self)
 
-    def swap_out(self, slots: torch.Tensor) -> torch.Tensor:
-        """A copy of these slots in host memory, ``[num_layers, 2, len(slots), num_kv_heads, head_dim]``."""
-        return self.data.index_select(2, slots).to("cpu")
-
-    def swap_in(self, slots: torch.Tensor, saved: torch.Tensor) -> None:
-        """Write back what ``swap_out`` returned, into as many slots."""
-        self.data.index_copy_(2, slots, saved.to(self.data.device))
+    def move(self, moves: Seq[BlockCopy], source: KVCache) -> None:
+        """Copy blocks of another pool into this one, in all layers at once: a swap."""
+        sources = [slot for move in moves for slot in range(move.src, move.src + move.num_slots)]
+        targets = [slot for move in moves for slot in range(move.dst, move.dst + move.num_slots)]
+        moved = source.data.index_select(2, source._index(sources)).to(self.data.device)
+        self.data.index_copy_(2, self._index(targets), moved)
 
     def _index(self, slots: list[int]) -> torch.Tensor:
         return torch.tensor(slots, dtype=torch.int64, device=self.data.device)

@@ -36,8 +36,6 @@ class SamplingParams:
             last of them; 1: all.
         seed: of the request's random numbers, below 2**64.
         stop_token_ids: tokens that end the output.
-        n: outputs for each prompt; 1 for now.
-        beam_width: beams of a beam search; 1 (none) for now.
 
     Raises:
         KvbenchError: a value outside its range.
@@ -48,8 +46,6 @@ class SamplingParams:
     top_p: float = 1.0
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    n: int = 1
-    beam_width: int = 1
 
     def __post_init__(self) -> None:
         """Check every value; a list of stop tokens becomes a tuple."""
@@ -67,18 +63,11 @@ class SamplingParams:
         for token in self.stop_token_ids:
             if not (_is_whole(token) and token >= 0):
                 raise KvbenchError(f"stop_token_ids has {token!r}; give ids of tokens, 0 or more")
-        for name in ("n", "beam_width"):
-            value = getattr(self, name)
-            if not (_is_whole(value) and value >= 1):
-                raise KvbenchError(f"{name}={value} is not possible; give 1")
-            if value > 1:
-                raise KvbenchError(
-                    f"{name}={value}: a request has one output as yet; sequences cannot share memory. Give {name}=1"
-                )
 
-    def for_request(self, request_id: int) -> SamplingParams:
-        """The same with a seed of the request's own, derived from ``seed`` and its id."""
-        return replace(self, seed=int(_random_bits(np.array([self.seed], np.uint64), [request_id])[0]))
+    def for_request(self, request_id: int, sample: int = 0) -> SamplingParams:
+        """The same with a seed of the request's own, derived from ``seed`` and its id, and so for each sample of it."""
+        seed = _random_bits(np.array([self.seed], np.uint64), [request_id])
+        return replace(self, seed=int(_random_bits(seed, [sample])[0] if sample else seed[0]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -69,13 +69,15 @@ def test_copy_of_nothing(cache: KVCache) -> None:
     assert torch.equal(cache.data, before)
 
 
-def test_swap_brings_tokens_back_to_other_slots(cache: KVCache) -> None:
+def test_a_swap_brings_tokens_back_to_other_slots(cache: KVCache) -> None:
     before = cache.data.clone()
-    source, target = torch.tensor([5, 1, 9]), torch.tensor([0, 5, 3])
-    saved = cache.swap_out(source)
-    cache.data[:, :, source] = 0.0
-    cache.swap_in(target, saved)
-    assert torch.equal(cache.data[:, :, target], before[:, :, source])
+    num_layers, _, _, num_kv_heads, head_dim = cache.data.shape
+    host = KVCache(num_layers, 8, num_kv_heads, head_dim, cache.data.dtype)
+    host.move([BlockCopy(src=5, dst=0, num_slots=2), BlockCopy(src=1, dst=6, num_slots=1)], cache)
+    cache.data.zero_()
+    cache.move([BlockCopy(src=0, dst=2, num_slots=2), BlockCopy(src=6, dst=9, num_slots=1)], host)
+    assert torch.equal(cache.data[:, :, [2, 3, 9]], before[:, :, [5, 6, 1]])
+    assert not cache.data[:, :, [0, 1, 4, 5, 6, 7, 8]].any()
 
 
 def test_bytes_per_slot(cache: KVCache) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from kvbench.ledger import Ledger
 from kvbench.models.loading import LoadedModel, load
 from kvbench.records import Record
 from kvbench.reservation import Max, OnDemand, Oracle, Pow2, Reservation
+from kvbench.runners.beams import ScoreModel
 from kvbench.runners.simulated import IterationCosts, Simulated
 from kvbench.runners.torch import PackedModel, Torch, random_prompts
 from kvbench.sampling import SamplingParams
@@ -74,11 +76,11 @@ class Priced:
     def __init__(self, real: Torch) -> None:
         self.real = real
         self.device_name, self.may_stop_early, self.weights_bytes = "priced", real.may_stop_early, real.weights_bytes
-        self.simulated = Simulated(COSTS)
+        self.simulated = Simulated(COSTS, beams=ScoreModel(4.0))
 
     def execute(self, batch: Batch) -> StepResult:
         seconds = self.simulated.execute(batch).seconds
-        return StepResult(seconds, self.real.execute(batch).finished)
+        return replace(self.real.execute(batch), seconds=seconds)
 
 
 def run(

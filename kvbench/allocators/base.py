@@ -47,6 +47,8 @@ class Allocator(Protocol):
     """The pool's capacity."""
     block_size: int
     """The granule of a grant, in slots; 1 where any number of slots can be granted."""
+    host_slots: int
+    """The host pool's capacity; 0 without SWAP."""
 
     def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
         """Whether ``slots`` could be granted now, to each of ``count`` sequences. Pure.
@@ -150,6 +152,8 @@ class Allocator(Protocol):
 
 class FixedGrant:
     """What every placement answers whose grants neither grow in place nor are shared: contiguous ones."""
+
+    host_slots = 0
 
     def can_append(self, num_seqs: int) -> bool:
         """A grant does not grow in place."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable
+from operator import sub
 
 from kvbench.allocators.base import Ability, AllocationError
 from kvbench.allocators.block_pool import BlockPool
@@ -41,6 +42,7 @@ class Paged:
         self.abilities |= Ability.SWAP if host_slots >= block_size else Ability.NONE
         self.num_slots = num_slots
         self.block_size = block_size
+        self.host_slots = host_slots
         self.pool = BlockPool(num_slots // block_size)
         self.host_pool = BlockPool(host_slots // block_size)
         self.tables: dict[Hashable, list[int]] = {}
@@ -96,13 +98,39 @@ class Paged:
     def _append_forked(self, seqs: Collection[Hashable], copies: list[BlockCopy]) -> int:
         """``append`` while the tokens of some sequence end before its last slot, as after a fork."""
         pool, size, lens = self.pool, self.block_size, self._lens
-        held = {seq: self.tables[seq] for seq in seqs}
-        starts = {seq: lens.get(seq, len(table) * size) for seq, table in held.items()}
-        # A shared block is copied by every holder but the last to write; the last finds it its own.
+        free, shared = pool.free, pool.shared
+        tables = {seq: self.tables[seq] for seq in seqs}
+        starts = [lens.get(seq, len(table) * size) for seq, table in tables.items()]
+        if len(tables) > len(free):
+            self._check_room(list(tables.values()), starts)
+        ends = []
+        for table, start in zip(tables.values(), starts, strict=True):
+            index = start // size
+            if index == len(table):
+                table.append(free.pop())
+            elif (block := table[index]) in shared:
+                pool.leave(block)
+                table[index] = new = free.pop()
+                copies.append(BlockCopy(block * size, new * size, start % size))
+            ends.append(len(table) * size)
+        gained = min(map(sub, ends, starts), default=size)
+        for seq, start, end in zip(tables, starts, ends, strict=True):
+            if start + gained < end:
+                lens[seq] = start + gained
+            elif seq in lens:
+                del lens[seq]
+        return gained
+
+    def _check_room(self, tables: list[list[int]], starts: list[int]) -> None:
+        """Whether the free blocks do, where there is not one for each. Raises AllocationError.
+
+        A shared block is copied by every holder but the last to write; the last finds it its own.
+        """
+        pool, size = self.pool, self.block_size
         sharers: dict[int, int] = {}
         need = 0
-        for seq, table in held.items():
-            index = starts[seq] // size
+        for table, start in zip(tables, starts, strict=True):
+            index = start // size
             if index == len(table):
                 need += 1
                 continue
@@ -111,30 +139,15 @@ class Paged:
             sharers[table[index]] = left - 1
         if need > len(pool.free):
             raise AllocationError((need - len(pool.free)) * size)
-        for seq, table in held.items():
-            index, filled = divmod(starts[seq], size)
-            if index == len(table):
-                table.extend(pool.take(1))
-            elif pool.num_holders(block := table[index]) > 1:
-                (table[index],) = pool.take(1)
-                pool.give_back([block])
-                copies.append(BlockCopy(block * size, table[index] * size, filled))
-        gained = min((len(table) * size - starts[seq] for seq, table in held.items()), default=size)
-        for seq, table in held.items():
-            lens[seq] = starts[seq] + gained
-            if lens[seq] == len(table) * size:
-                del lens[seq]
-        return gained
 
     def fork(self, parent: Hashable, child: Hashable, length: int) -> None:
         """Share the blocks of the first ``length`` tokens; whoever writes into a shared last block first copies it.
 
         What the parent holds beyond these blocks stays its own.
         """
-        if Ability.FORK not in self.abilities:
-            raise KvbenchError("copy_on_write=false: this allocator shares no blocks; set allocator.copy_on_write=true")
+        self._check_shares()
         table, size = self.tables[parent], self.block_size
-        if child in self.tables:
+        if child in self.tables or child in self.swapped:
             raise ValueError(f"{child!r} holds slots already")
         if not 1 <= length <= len(table) * size:
             raise ValueError(f"length={length} is not within the {len(table) * size} slots of {parent!r}")
@@ -148,6 +161,7 @@ class Paged:
 
     def extend(self, seq: Hashable, slots: int, copies: list[BlockCopy]) -> int:
         """Add blocks up to ``slots``; a last block that is shared and not full is copied first."""
+        self._check_shares()
         table, size, pool = self.tables[seq], self.block_size, self.pool
         length = self._lens.get(seq, len(table) * size)
         index, filled = divmod(length, size)
@@ -166,8 +180,14 @@ class Paged:
             self._lens.pop(seq, None)
         return len(table) * size
 
+    def _check_shares(self) -> None:
+        if Ability.FORK not in self.abilities:
+            raise KvbenchError("copy_on_write=false: this allocator shares no blocks; set allocator.copy_on_write=true")
+
     def swap_out(self, seqs: Collection[Hashable]) -> list[BlockCopy]:
         """One host block for each block that only these sequences hold."""
+        if Ability.SWAP not in self.abilities:
+            raise KvbenchError("there is no host pool; set allocator.host_slots to a block or more")
         pool, host, size = self.pool, self.host_pool, self.block_size
         holders: dict[int, int] = {}
         for seq in seqs:

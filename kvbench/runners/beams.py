@@ -14,6 +14,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from numpy.typing import NDArray
 
+from kvbench.beam_search import places
 from kvbench.core import KvbenchError
 
 NUM_TERMS = 24
@@ -66,7 +67,7 @@ class _Searches:
         self.width = width
         self.beta = beta
         self.rng = rng
-        self.scores = self._laws(1)[:, 0, :width]
+        self.scores = self._laws(1)[:, 0, :width].copy()
         self.parents: list[list[tuple[int, ...] | None]] = []
         """By step, then by search."""
 
@@ -84,39 +85,11 @@ class _Searches:
             candidates = (self.scores[:, :, None] + self._laws(k)[:, :, :k]).reshape(NUM_CHAINS, k * k)
             best = np.argsort(-candidates, axis=1, kind="stable")[:, :k]
             scores = np.take_along_axis(candidates, best, axis=1)
-            origins, self.scores = in_place(best // k, scores - scores[:, :1])
+            place = places(best // k)
+            origins = np.empty_like(place)
+            np.put_along_axis(origins, place, best // k, axis=1)
+            np.put_along_axis(self.scores, place, scores - scores[:, :1], axis=1)
             stays = (origins == np.arange(k)).all(axis=1)
             self.parents.append(
                 [None if stay else tuple(row) for stay, row in zip(stays.tolist(), origins.tolist(), strict=True)]
             )
-
-
-def in_place(origins: NDArray[np.int64], scores: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Reorder survivors so that a beam stays where it is and only those without a continuation are replaced.
-
-    Args:
-        origins: ``[searches, width]``, the beam each survivor continues, best first.
-        scores: of the survivors, in the same order.
-
-    Returns:
-        Origins and scores by place: the best continuation of a beam takes its place, the others those of the beams that
-        have none, in order.
-    """
-    num_searches, width = origins.shape
-    rows = np.arange(num_searches)
-    place = np.full((num_searches, width), -1)
-    taken = np.zeros((num_searches, width), bool)
-    for i in range(width):
-        first = ~taken[rows, origins[:, i]]
-        place[first, i] = origins[first, i]
-        taken[rows, origins[:, i]] = True
-    left = np.argsort(taken, axis=1, kind="stable")  # places of dropped beams first, in order
-    used = np.zeros(num_searches, np.int64)
-    for i in range(width):
-        extra = place[:, i] < 0
-        place[extra, i] = left[extra, used[extra]]
-        used += extra
-    new_origins, new_scores = np.empty_like(origins), np.empty_like(scores)
-    np.put_along_axis(new_origins, place, origins, axis=1)
-    np.put_along_axis(new_scores, place, scores, axis=1)
-    return new_origins, new_scores

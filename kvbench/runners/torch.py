@@ -3,6 +3,9 @@
 One forward serves an iteration: the decodes, one token each, and the prefills, all their tokens, packed into one row
 without padding; logits are computed for the last token of each sequence alone. Request-level batches are packed too, so
 what their padding costs a padded engine is not paid here; a finished sequence is computed along until its batch ends.
+
+A prompt that several streams share is computed once, and its last logits give each of them its first token. All beams
+of all requests are searched together.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from transformers import PreTrainedModel
 from kvbench.allocators.base import Ability, Allocator
 from kvbench.attention.base import Attend, PackedBatch
 from kvbench.attention.hf import NAME, Step
+from kvbench.beam_search import first_beams, next_beams
 from kvbench.cache import KVCache
 from kvbench.capacity import MAX_BATCHED_TOKENS, Footprint, Model
 from kvbench.core import Batch, KvbenchError, Request, Sequence, StepResult
@@ -102,12 +106,14 @@ class Stream:
         params: how its tokens are chosen.
         slots: physical slot of each token, the still empty ones last; as of the last grant.
         blocks: the block table that follows from ``slots``.
+        score: of a beam: the cumulative log-probability of its output.
     """
 
     tokens: list[int]
     params: SamplingParams
     slots: list[int]
     blocks: NDArray[np.int64]
+    score: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -115,20 +121,26 @@ class Layout:
     """What of a batch stays the same from step to step, as long as the same sequences run, in service order.
 
     Attributes:
-        seqs: the sequences.
+        seqs: the requests' first streams.
+        computed: the B streams that are computed: all but those that share a prompt being computed.
         streams: theirs.
         rows: the index of each.
         origins: ``[B]``, the step less a sequence's length.
-        sampling: their parameters as columns.
         where: ``[B, 1]``, the first slots of contiguous sequences, else ``[B, blocks]``, their block tables.
+        drawn: the streams that get a token: all.
+        source: for each of them whose logits are its; None: ``drawn`` is ``computed``.
+        sampling: their parameters as columns.
     """
 
     seqs: list[Sequence]
+    computed: list[Sequence]
     streams: list[Stream]
     rows: dict[Sequence, int]
     origins: NDArray[np.int64]
-    sampling: SamplingRows
     where: NDArray[np.int64]
+    drawn: list[Sequence]
+    source: NDArray[np.int64] | None
+    sampling: SamplingRows
 
 
 class Torch:
@@ -142,7 +154,9 @@ class Torch:
         params: of every request; each has a seed of its own derived from this one.
 
     Attributes:
-        outputs: request id -> the tokens it generated, once it has finished.
+        outputs: request id -> the tokens it generated, once it has finished; those of its best output.
+        samples: request id -> all its outputs, where it has several; beams with the best first.
+        scores: request id -> the cumulative log-probabilities of its beams, in the same order.
         model_s: seconds spent in the model's forward.
         weights_bytes: what the model's weights take.
         may_stop_early: whether an output may end before its forced length.
@@ -158,6 +172,8 @@ class Torch:
         self.prompts = prompts
         self.params = params
         self.outputs: dict[int, list[int]] = {}
+        self.samples: dict[int, list[list[int]]] = {}
+        self.scores: dict[int, list[float]] = {}
         self.model_s = 0.0
         self.weights_bytes: int | None = weights_bytes(model.model)
         self.may_stop_early = bool(params.stop_token_ids)
@@ -167,7 +183,10 @@ class Torch:
         self._ended: dict[Sequence, None] = {}
         self._is_contiguous = Ability.GROW not in allocator.abilities
         self._stops = frozenset(params.stop_token_ids)
-        self._layout = Layout([], [], {}, np.empty(0, np.int64), SamplingRows.of([]), np.empty((0, 0), np.int64))
+        self._host: KVCache | None = None
+        self._moved: list[Sequence] = []  # requests whose streams may lie elsewhere than in the last iteration
+        nothing = np.empty(0, np.int64)
+        self._layout = Layout([], [], [], {}, nothing, nothing[:, None], [], None, SamplingRows.of([]))
 
     def warm_up(self) -> None:
         """Compile and touch what an iteration uses: a decode and a prefill in the first slots of the empty pool."""
@@ -181,30 +200,57 @@ class Torch:
             self.model(tokens, tokens, PackedBatch(start, length, tokens, bases, tables, size))
 
     def execute(self, batch: Batch) -> StepResult:
-        """Copy, compute, choose; finished are those that reached their length or met a stop token."""
+        """Swap, copy, compute, choose; finished are those that reached their length or met a stop token."""
         started = time.perf_counter()
+        if batch.moves:
+            self._swap(batch)
         if batch.copies:
             self.cache.copy(batch.copies)
+        if not batch.running:
+            return StepResult(time.perf_counter() - started, ())
         streams = self._streams
-        for seq in batch.grown:
-            self._locate(streams[seq], seq)
+        for seq in (*batch.grown, *self._moved, *batch.returned):
+            for stream in seq.streams if seq in batch.running else ():
+                self._locate(streams[stream], stream)
         for seq in batch.prefills:
-            if seq not in streams:
-                request = seq.request
-                params = self.params.for_request(request.id)
-                streams[seq] = Stream(list(self.prompts(request)), params, [], np.empty(0, np.int64))
-            self._locate(streams[seq], seq)
-        seqs = list(batch.running)
+            self._admit(seq)
         for seq in [seq for seq in self._ended if seq not in batch.running]:
-            del self._ended[seq], streams[seq]
-        layout = self._arrange(seqs, batch)
-        packed, ids, positions = self._pack(layout, batch.num_decodes, batch.step)
+            del self._ended[seq]
+            for stream in seq.streams:
+                del streams[stream]
+        layout = self._arrange(batch)
+        packed, ids, positions = self._pack(layout, batch.num_decodes + batch.num_siblings, batch.step)
         forward = time.perf_counter()
         logits = self.model(ids, positions, packed)
         self.model_s += time.perf_counter() - forward
-        chosen = sample(logits, layout.sampling, packed.context_len).tolist()
-        finished = self._append(seqs, chosen)
-        return StepResult(time.perf_counter() - started, finished)
+        context_len = packed.context_len
+        if layout.source is not None:
+            source = torch.from_numpy(layout.source).to(logits.device)
+            logits, context_len = logits[source], context_len[source]
+        tokens = dict(zip(layout.drawn, sample(logits, layout.sampling, context_len).tolist(), strict=True))
+        parents = self._search(batch, layout, logits, tokens) if batch.num_beams or self._moved else None
+        finished = self._append(layout.seqs, tokens)
+        return StepResult(time.perf_counter() - started, finished, parents)
+
+    def _swap(self, batch: Batch) -> None:
+        """Move blocks to the host pool, or back."""
+        if self._host is None:
+            num_layers, _, _, num_kv_heads, head_dim = self.cache.data.shape
+            dtype = self.cache.data.dtype
+            self._host = KVCache(num_layers, self.allocator.host_slots, num_kv_heads, head_dim, dtype)
+        if batch.swapped:
+            self._host.move(batch.moves, self.cache)
+        else:
+            self.cache.move(batch.moves, self._host)
+
+    def _admit(self, seq: Sequence) -> None:
+        """Note what its streams are, or where those that return lie now."""
+        request = seq.request
+        for index, stream in enumerate(seq.streams):
+            if stream not in self._streams:
+                params = self.params.for_request(request.id, index)
+                self._streams[stream] = Stream(list(self.prompts(request)), params, [], np.empty(0, np.int64))
+            self._locate(self._streams[stream], stream)
 
     def _locate(self, stream: Stream, seq: Sequence) -> None:
         """Ask where a sequence lies after it was granted slots."""
@@ -212,32 +258,41 @@ class Torch:
         size = self.allocator.block_size
         stream.blocks = np.array(slots[::size]) // size
 
-    def _arrange(self, seqs: list[Sequence], batch: Batch) -> Layout:
+    def _arrange(self, batch: Batch) -> Layout:
         """The layout of the last iteration, brought up to date, if its sequences run again; else a new one."""
-        layout = self._layout
-        if seqs == layout.seqs and not batch.prefills:
-            for seq in batch.grown:
-                blocks = self._streams[seq].blocks
-                if len(blocks) > layout.where.shape[1]:
-                    break
-                layout.where[layout.rows[seq], : len(blocks)] = blocks
+        layout, seqs = self._layout, list(batch.running)
+        changed = () if self._is_contiguous else [seq for seq in (*batch.grown, *self._moved) if seq in batch.running]
+        self._moved = [seq for seq in batch.prefills if seq.siblings]  # they fork in the next iteration
+        if seqs == layout.seqs and layout.source is None and not (batch.prefills or batch.returned):
+            for seq in changed:
+                for stream in seq.streams:
+                    blocks = self._streams[stream].blocks
+                    if len(blocks) > layout.where.shape[1]:
+                        break
+                    layout.where[layout.rows[stream], : len(blocks)] = blocks
+                else:
+                    continue
+                break
             else:
                 return layout
-        streams = [self._streams[seq] for seq in seqs]
+        sharing = {seq for seq in batch.prefills if len(seq.siblings) >= seq.num_prefills}
+        computed = [stream for seq in seqs for stream in ((seq,) if seq in sharing else seq.streams)]
+        rows = {stream: row for row, stream in enumerate(computed)}
+        drawn, source = computed, None
+        if sharing:
+            drawn = [stream for seq in seqs for stream in seq.streams]
+            firsts = [seq if seq in sharing else stream for seq in seqs for stream in seq.streams]
+            source = np.array([rows[stream] for stream in firsts])
+        streams = [self._streams[stream] for stream in computed]
         if self._is_contiguous:
             where = np.array([[stream.slots[0]] for stream in streams])
         else:
             where = np.zeros((len(streams), max(len(stream.blocks) for stream in streams) + SPARE_BLOCKS), np.int64)
             for row, stream in zip(where, streams, strict=True):
                 row[: len(stream.blocks)] = stream.blocks
-        self._layout = Layout(
-            seqs,
-            streams,
-            {seq: row for row, seq in enumerate(seqs)},
-            np.array([seq.origin for seq in seqs]),
-            SamplingRows.of([stream.params for stream in streams]),
-            where,
-        )
+        origins = np.array([seq.origin for seq in seqs for _ in ((seq,) if seq in sharing else seq.streams)])
+        sampling = SamplingRows.of([self._streams[stream].params for stream in drawn])
+        self._layout = Layout(seqs, computed, streams, rows, origins, where, drawn, source, sampling)
         return self._layout
 
     def _pack(self, layout: Layout, num_decodes: int, step: int) -> tuple[PackedBatch, torch.Tensor, torch.Tensor]:
@@ -273,21 +328,77 @@ class Torch:
     def _tensor(self, values: NDArray[np.int64] | list[int] | list[list[int]]) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.int64, device=self.cache.data.device)
 
-    def _append(self, seqs: list[Sequence], chosen: list[int]) -> list[Sequence]:
-        """Give each sequence its token; returns those that end with it."""
+    def _search(
+        self, batch: Batch, layout: Layout, logits: torch.Tensor, tokens: dict[Sequence, int]
+    ) -> dict[Sequence, list[int]] | None:
+        """Choose the tokens of all beams; returns the parents of the searches in which some beam did not survive."""
+        row_of = {stream: row for row, stream in enumerate(layout.drawn)}
+        by_width: dict[tuple[int, bool], list[Sequence]] = {}
+        for seq in batch.running:
+            if seq.request.is_beam and seq.siblings and seq not in self._ended:
+                is_first = len(self._streams[seq].tokens) == seq.request.prompt_len
+                by_width.setdefault((1 + len(seq.siblings), is_first), []).append(seq)
+        parents: dict[Sequence, list[int]] = {}
+        for (width, is_first), seqs in by_width.items():
+            rows = torch.tensor([[row_of[stream] for stream in seq.streams] for seq in seqs], device=logits.device)
+            if is_first:
+                chosen, scores = first_beams(logits[rows[:, 0]], width)
+                origins = np.broadcast_to(np.arange(width), chosen.shape)
+            else:
+                before = np.array([[self._streams[stream].score for stream in seq.streams] for seq in seqs])
+                origins, chosen, scores = next_beams(logits[rows], before)
+            for seq, origin, new, score in zip(seqs, origins.tolist(), chosen.tolist(), scores.tolist(), strict=True):
+                streams = [self._streams[stream] for stream in seq.streams]
+                histories = [streams[i].tokens for i in origin]
+                for place, stream in enumerate(streams):
+                    if origin[place] != place:
+                        stream.tokens = list(histories[place])
+                    stream.score = score[place]
+                tokens.update(zip(seq.streams, new, strict=True))
+                if origin != list(range(width)):
+                    parents[seq] = origin
+                    self._moved.append(seq)
+        return parents or None
+
+    def _append(self, seqs: list[Sequence], tokens: dict[Sequence, int]) -> list[Sequence]:
+        """Give each stream its token; returns the requests that end with it."""
         finished = []
-        for seq, token in zip(seqs, chosen, strict=True):
+        for seq in seqs:
             stream = self._streams[seq]
+            token = tokens[seq]
             stream.tokens.append(token)
-            request = seq.request
+            for sibling in seq.siblings:
+                self._streams[sibling].tokens.append(tokens[sibling])
             if seq in self._ended:
                 continue  # computed along until its batch ends
-            if len(stream.tokens) == seq.final_len or token in self._stops:
+            if len(stream.tokens) == seq.final_len or (self._stops and self._all_stopped(seq)):
                 seq.final_len = len(stream.tokens)
-                self.outputs[request.id] = stream.tokens[request.prompt_len :]
                 self._ended[seq] = None
+                self._note_outputs(seq)
                 finished.append(seq)
         return finished
+
+    def _all_stopped(self, seq: Sequence) -> bool:
+        """Whether every stream of a request has met a stop token; those that have are computed along until then."""
+        if not seq.siblings:
+            return self._streams[seq].tokens[-1] in self._stops
+        outputs = (self._streams[stream].tokens[seq.request.prompt_len :] for stream in seq.streams)
+        return all(not self._stops.isdisjoint(output) for output in outputs)
+
+    def _note_outputs(self, seq: Sequence) -> None:
+        request = seq.request
+        streams = [self._streams[stream] for stream in seq.streams]
+        if request.is_beam:
+            streams.sort(key=lambda stream: -stream.score)
+            self.scores[request.id] = [stream.score for stream in streams]
+        outputs = [self._until_stop(stream.tokens[request.prompt_len :]) for stream in streams]
+        self.outputs[request.id] = outputs[0]
+        if len(outputs) > 1:
+            self.samples[request.id] = outputs
+
+    def _until_stop(self, output: list[int]) -> list[int]:
+        end = next((i for i, token in enumerate(output) if token in self._stops), len(output))
+        return output[: end + 1]
 
 
 def _keep_freed_memory() -> None:

@@ -1,0 +1,159 @@
+"""Real requests with several streams: beams equal Hugging Face's, samples equal single runs, swapping loses nothing."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+
+import torch
+
+from kvbench.allocators.base import Allocator
+from kvbench.allocators.buddy import Buddy
+from kvbench.allocators.first_fit import FirstFit
+from kvbench.allocators.paged import Paged
+from kvbench.attention import reference
+from kvbench.cache import KVCache
+from kvbench.clock import VirtualClock
+from kvbench.core import Request
+from kvbench.engine import Engine, serve
+from kvbench.ledger import Ledger
+from kvbench.models.loading import load
+from kvbench.records import Record
+from kvbench.reservation import Max, OnDemand, Oracle, Pow2
+from kvbench.runners.torch import PackedModel, Torch, random_prompts
+from kvbench.sampling import SamplingParams
+from kvbench.schedulers.iteration_level import IterationLevel, Restore
+from tests.test_real_engine import MAX_LEN, SHAPES, Priced, model
+
+VOCABULARY = 211
+
+
+def system(name: str, num_slots: int) -> IterationLevel:
+    """``swap4`` and ``recompute4``: paged blocks of 4 slots; ``copies4`` cannot share."""
+    if name in ("orca_max", "orca_pow2", "orca_oracle", "first_fit"):
+        allocator: Allocator = FirstFit(num_slots) if name == "first_fit" else Buddy(num_slots, 4, MAX_LEN)
+        reservation = {"orca_max": Max(), "orca_pow2": Pow2()}.get(name, Oracle())
+        return IterationLevel(allocator, reservation, MAX_LEN)
+    block_size = int("".join(each for each in name if each.isdigit()))
+    paged = Paged(num_slots, block_size, copy_on_write=not name.startswith("copies"))
+    restore: Restore = "recompute" if name.startswith("recompute") else "swap"
+    return IterationLevel(paged, OnDemand(), MAX_LEN, watermark=0.0, restore=restore)
+
+
+def run(
+    name: str, scheduler: IterationLevel, requests: list[Request], params: SamplingParams | None = None
+) -> tuple[Record, Torch]:
+    loaded = model(name)
+    shapes = loaded.shapes
+    pool = KVCache(shapes.num_layers, scheduler.allocator.num_slots, shapes.num_kv_heads, shapes.head_dim)
+    for tensor in (*pool.keys, *pool.values):
+        tensor.fill_(torch.nan)
+    packed = PackedModel(loaded.model, pool, reference.attend)
+    prompts = random_prompts(shapes.vocab_size, 0)
+    runner = Torch(packed, pool, scheduler.allocator, prompts, params or SamplingParams())
+    record = serve(Engine(scheduler, Priced(runner), VirtualClock(), Ledger(scheduler.allocator)), requests)
+    assert not record.requests["rejected"].any()
+    usage = scheduler.allocator.usage()
+    assert (usage.used, usage.shared, usage.swapped) == (0, 0, 0)
+    return record, runner
+
+
+@cache
+def some_requests(num_seqs: int, is_beam: bool) -> tuple[Request, ...]:
+    rng = random.Random(5)
+    return tuple(Request(i, i * 0.02, rng.randint(1, 20), rng.randint(1, 24), num_seqs, is_beam) for i in range(6))
+
+
+@cache
+def searched(name: str, width: int) -> dict[int, list[tuple[float, list[int]]]]:
+    """What Hugging Face's beam search finds, request by request, with its own cache and attention."""
+    loaded = load(SHAPES[name])
+    loaded.model.set_attn_implementation("eager")
+    prompts = random_prompts(VOCABULARY, 0)
+    found = {}
+    generate: Any = loaded.model.generate
+    for request in some_requests(width, is_beam=True):
+        ids = torch.tensor([prompts(request)])
+        result = generate(
+            ids, attention_mask=torch.ones_like(ids), num_beams=width, num_return_sequences=width, length_penalty=0.0,
+            do_sample=False, min_new_tokens=request.output_len, max_new_tokens=request.output_len, pad_token_id=0,
+            output_scores=True, return_dict_in_generate=True,
+        )  # fmt: skip
+        outputs = result.sequences[:, request.prompt_len :].tolist()
+        found[request.id] = list(zip(result.sequences_scores.tolist(), outputs, strict=True))
+    return found
+
+
+@pytest.mark.parametrize("width", [2, 4, 6])
+@pytest.mark.parametrize(
+    "system_name", ["swap4", "recompute4", "swap1", "copies4", "orca_max", "orca_pow2", "orca_oracle", "first_fit"]
+)
+@pytest.mark.parametrize("name", SHAPES)
+def test_beam_search_equals_generate(name: str, system_name: str, width: int) -> None:
+    num_slots = (8 if system_name == "orca_max" else 4) * MAX_LEN * width // 4
+    if system_name.startswith(("orca", "first", "copies")):
+        num_slots = max(num_slots, width * MAX_LEN)
+    record, runner = run(name, system(system_name, num_slots), list(some_requests(width, is_beam=True)))
+    for id_, expected in searched(name, width).items():
+        outputs = runner.samples[id_]
+        assert outputs[0] == runner.outputs[id_]
+        assert runner.scores[id_] == pytest.approx([score for score, _ in expected], abs=1e-4)
+        assert outputs == [tokens for _, tokens in expected]
+    if system_name == "swap4":
+        assert record.steps["shared"].max() > 0
+        assert record.steps["copied"].sum() > 0
+
+
+def test_pressure() -> None:
+    """The pools above are tight enough for what they are to show."""
+    for name in ("swap4", "recompute4"):
+        record, _ = run("tiny_llama", system(name, 4 * MAX_LEN), list(some_requests(4, is_beam=True)))
+        assert record.requests["num_preemptions"].sum() > 0
+        assert (record.steps["swapped_out"].sum() > 0) == (name == "swap4")
+        assert (record.requests["recomputed_tokens"].sum() > 0) == (name == "recompute4")
+
+
+PARAMS = SamplingParams(temperature=1.0, top_k=50, seed=11)
+
+
+@pytest.mark.parametrize("system_name", ["swap4", "recompute4", "copies4", "orca_pow2"])
+def test_samples_equal_single_runs_with_their_seeds(system_name: str) -> None:
+    requests = some_requests(3, is_beam=False)
+    _, runner = run("tiny_llama", system(system_name, 4 * MAX_LEN), list(requests), PARAMS)
+    for request in requests:
+        for sample, output in enumerate(runner.samples[request.id]):
+            single = replace(request, num_seqs=1, arrival_s=0.0)
+            alone = Torch.__new__(Torch)
+            del alone
+            assert output == _alone(single, PARAMS.for_request(request.id, sample).seed)
+
+
+def _alone(request: Request, seed: int) -> list[int]:
+    """One request by itself, in a pool with room for all, sampled with exactly this seed."""
+
+    class Seeded(SamplingParams):
+        __slots__ = ()
+
+        def for_request(self, request_id: int, sample: int = 0) -> SamplingParams:
+            del request_id, sample
+            return replace(PARAMS, seed=seed)
+
+    _, runner = run("tiny_llama", system("swap4", 4 * MAX_LEN), [request], Seeded())
+    return runner.outputs[request.id]
+
+
+def test_swapped_streams_go_on_bit_for_bit() -> None:
+    """The K and V after all swaps are those of a pool with room for everybody."""
+    requests = list(some_requests(3, is_beam=False))
+    outputs = []
+    for num_slots in (4 * MAX_LEN, 40 * MAX_LEN):
+        record, runner = run("tiny_llama", system("swap4", num_slots), requests, PARAMS)
+        outputs.append(runner.samples)
+        assert (record.steps["swapped_in"].sum() > 0) == (num_slots == 4 * MAX_LEN)
+    assert outputs[0] == outputs[1]
