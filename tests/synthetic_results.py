@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from kvbench.figures.fig_sharing import SERIES
+from kvbench.figures.rates import POOLS
 from kvbench.paper.points import latency_panels, published
 from kvbench.records import write_parquet
 from kvbench.results import COLUMNS, Results, write_csv, write_json
@@ -30,32 +32,48 @@ BASE: Row = {
     "num_slots": 15728,
     "kv_cache_bytes": 15728 * 819_200,
     "weights_bytes": 25_706_946_560,
+    "num_samples": 1,
+    "beam_width": 1,
     "measure_from_s": 0,
     "duration_s": 3600,
 }
-NUM_SLOTS = {"opt_13b": 15728, "opt_66b": 9696, "opt_175b": 60064}
-SOURCES = {"sharegpt": BASE["workload_source"], "alpaca": "Alpaca, a sample of its pairs"}
+CONF = Path(__file__).parents[1] / "conf"
+NUM_SLOTS = {"opt_13b": 15728, "llama_13b": 15728, "opt_66b": 9696, "opt_175b": 60064}
+SOURCES = {
+    "sharegpt": BASE["workload_source"],
+    "alpaca": "Alpaca, a sample of its pairs",
+    "wmt16": "WMT16 English-German",
+    "sharegpt_chat": "ShareGPT V3 conversations, rejoined from pieces",
+}
 
 
 def write_results(folder: Path, rows: list[Row], arrivals: str = "kvbench.workloads.arrivals.Paper") -> Results:
-    """A folder with these rows, completed from ``BASE``; every point has a configuration."""
-    complete = [{**BASE, "point": f"p{i}", **row} for i, row in enumerate(rows)]
+    """A folder with these rows, completed from ``BASE``; every point has a configuration.
+
+    A row's "options" are further ones of its workload, its "config" further parts of its configuration.
+    """
+    complete = [{**BASE, "point": f"p{i}", "options": {}, "config": {}, **row} for i, row in enumerate(rows)]
+    configs = [
+        {"workload": {"arrivals": {"_target_": arrivals}} | row.pop("options")} | row.pop("config") for row in complete
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / "summary.csv", COLUMNS, complete)
-    for row in complete:
+    for row, config in zip(complete, configs, strict=True):
         point = folder / "points" / row["point"]
         point.mkdir(parents=True, exist_ok=True)
-        (point / "config.yaml").write_text(yaml.safe_dump({"workload": {"arrivals": {"_target_": arrivals}}}))
+        (point / "config.yaml").write_text(yaml.safe_dump(config))
     return Results(folder)
 
 
-def throughput_rows(scale: float = 1.0) -> list[Row]:
-    """Fig. 12 as published: every curve's own points, and the next one on the line by which it leaves the plot.
+def throughput_rows(scale: float = 1.0, figure: str = "fig12") -> list[Row]:
+    """Fig. 12, or another of its kind, as published.
+
+    Every curve has its own points, and the next one on the line by which it leaves the plot.
 
     Where the paper has two points at one rate their mean stands. ``scale`` multiplies all latencies.
     """
     rows = []
-    for letter, panel in latency_panels().items():
+    for letter, panel in latency_panels(figure).items():
         for system, curve in panel.curves.items():
             known: dict[float, list[float]] = {}
             for point in curve.measurements:
@@ -69,11 +87,17 @@ def throughput_rows(scale: float = 1.0) -> list[Row]:
                     "panel": letter,
                     "system": system,
                     "model": panel.model,
-                    "hardware": published()["table1"]["models"][panel.model]["hardware"],
+                    "hardware": published()["table1"]["models"][POOLS.get(panel.model, panel.model)]["hardware"],
                     "num_slots": NUM_SLOTS[panel.model],
                     "workload": panel.workload,
                     "workload_source": SOURCES[panel.workload],
                     "duration_s": panel.duration_s,
+                    "num_samples": panel.num_samples,
+                    "beam_width": panel.beam_width,
+                    "options": {
+                        name: value[system] if isinstance(value, dict) else value
+                        for name, value in panel.options.items()
+                    },
                     "costs": "fastertransformer" if system == "fastertransformer" else "paper_engine",
                     "block_size": None if system == "fastertransformer" else 16,
                     "request_rate": rate,
@@ -119,6 +143,69 @@ def batch_rows() -> list[Row]:
         for system, batch in panel["num_requests"].items()
         for duration_s in (900, 3600)
     ]
+
+
+def sharing_rows() -> list[Row]:
+    """Fig. 15 as published, six seeds that scatter around it for ShareGPT."""
+    paper = published()["fig15"]
+    window = {name: paper[name] for name in ("request_rate", "duration_s", "measure_from_s", "measure_to_s")}
+    return [
+        {
+            "panel": panel,
+            "repeat": repeat,
+            "workload": series.workload,
+            "workload_source": SOURCES[series.workload],
+            **window,
+            series.column: width,
+            "sharing_saved_pct": percent + repeat - (series.num_seeds - 1) / 2,
+            "config": {"runner": {"beams": {"beta": series.beta}}},
+        }
+        for panel, series in SERIES.items()
+        for width, percent in series.papers.items()
+        for repeat in range(series.num_seeds)
+    ]
+
+
+def block_size_rows() -> list[Row]:
+    """Fig. 18 (b) as published, and curves without the factor that are flat."""
+    paper = published()["fig18b"]
+    return [
+        {
+            "panel": panel,
+            "workload": workload,
+            "workload_source": SOURCES[workload],
+            "request_rate": entry["request_rate"],
+            "duration_s": paper["duration_s"],
+            "block_size": size,
+            "normalized_latency_mean_s": latency,
+        }
+        for workload, entry in paper["panels"].items()
+        for size, published_s in entry["latency_s"]
+        for panel, latency in ((workload, published_s), (f"{workload}_flat", 0.05))
+    ]
+
+
+def swap_rows() -> list[Row]:
+    """Fig. 19 (b) as published."""
+    paper = published()["fig19b"]
+    preemption = {"num_preemptions": 1234, "recomputed_tokens": 567890, "swapped_out_bytes": 10**12}
+    conditions = {name: paper[name] for name in ("request_rate", "duration_s")}
+    return [
+        {"panel": kind, **conditions, "block_size": size, "normalized_latency_mean_s": latency, **preemption}
+        for kind, points in paper["latency_s"].items()
+        for size, latency in points
+    ]
+
+
+def price_rows() -> list[Row]:
+    """Points with the prices that ship, from which Fig. 19 (a) is computed."""
+    costs, model = (
+        yaml.safe_load((CONF / group).read_text(encoding="utf-8"))
+        for group in ("costs/paper_engine.yaml", "model/opt_13b.yaml")
+    )
+    config = {"costs": {"name": "paper_engine", **costs["models"]["opt_13b"]}, "model": model}
+    sizes = [size for size, _ in published()["fig19a"]["time_ms"]["swap_in"]]
+    return [{"block_size": size, "workload": "fixed", "config": config} for size in sizes]
 
 
 def growth_rows() -> list[Row]:

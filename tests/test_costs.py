@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from kvbench.runners.simulated import NOT_COEFFICIENTS, IterationCosts
+from kvbench.core import Batch, KvbenchError, Request, Sequence
+from kvbench.runners.simulated import NOT_COEFFICIENTS, IterationCosts, Simulated
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 FILES = sorted(path.stem for path in CONF.glob("costs/*.yaml") if "residuals:" not in path.read_text(encoding="utf-8"))
@@ -59,3 +60,29 @@ def test_small_blocks_are_read_more_slowly() -> None:
     """Fig. 18(b): the paper's best block sizes for ShareGPT are 16 to 128."""
     factors = [costs_of("paper_engine", "opt_13b").context_factor(size) for size in (1, 8, 16, 256)]
     assert factors[0] > factors[1] > factors[2] < factors[3]
+
+
+def test_a_swap_pays_for_pieces_and_bytes_in_its_own_direction() -> None:
+    costs = costs_of("paper_engine", "opt_13b")
+    assert costs.swap_ms(80, 13_107_200, out=True) == pytest.approx(80 * 1.9e-3 + 13.1072 / 13.1)
+    assert costs.swap_ms(80, 13_107_200, out=False) == pytest.approx(80 * 3.2e-3 + 13.1072 / 11.9)
+    free = IterationCosts(1, 0, 0, 0, 0, swap_out_call_us=1.0)
+    assert free.swap_ms(1000, 10**9, out=True) == 1.0
+    assert free.swap_ms(1000, 10**9, out=False) == 0.0
+
+
+def test_a_prompt_alone_hides_computing_behind_the_weights_or_the_other_way_round() -> None:
+    costs = IterationCosts(30.0, 0, 1.0, 0, 0, weights_ms=20.0, alone_ms=0.1)
+    assert costs.prompt_alone_ms(10) == 30.0 + 1.0  # the weights take longer
+    assert costs.prompt_alone_ms(200) == 30.0 + 1.0
+    assert costs.prompt_alone_ms(500) == 10.0 + 1.0 + 50.0
+    with pytest.raises(KvbenchError, match="weights_ms and alone_ms"):
+        IterationCosts(30.0, 0, 1.0, 0, 0).prompt_alone_ms(10)
+
+
+def test_the_factor_of_the_kernel_can_be_left_out() -> None:
+    costs = IterationCosts(0, 1.0, 0, 0, 0, context_factors={8: 2.0, 16: 1.0})
+    request = Request(0, 0.0, 5, 9)
+    batch = Batch(5, {Sequence(request, 14, 5): None}, 1, 5)
+    assert Simulated(costs, 8).execute(batch).seconds == pytest.approx(10e-3)
+    assert Simulated(costs, 8, kernel_factor=False).execute(batch).seconds == pytest.approx(5e-3)

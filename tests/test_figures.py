@@ -19,16 +19,33 @@ from kvbench.results import Results
 from tests.synthetic_results import (
     Row,
     batch_rows,
+    block_size_rows,
     growth_rows,
     layout_results,
     lengths_results,
+    price_rows,
+    sharing_rows,
+    swap_rows,
     throughput_rows,
     waste_rows,
     write_results,
 )
 
+
+def beam_rows() -> list[Row]:
+    """Fig. 14 (d-f), and of (a-c) what the claims need."""
+    samples = [row for row in throughput_rows(figure="fig14_parallel") if row["system"] in ("orca_oracle", "vllm")]
+    return throughput_rows(figure="fig14_beams") + samples
+
+
 PUBLISHED: dict[str, Callable[[Path], Results]] = {
     "fig_throughput": lambda folder: write_results(folder, throughput_rows()),
+    "fig_parallel_sampling": lambda folder: write_results(folder, throughput_rows(figure="fig14_parallel")),
+    "fig_beam_search": lambda folder: write_results(folder, beam_rows()),
+    "fig_sharing": lambda folder: write_results(folder, sharing_rows()),
+    "fig_block_size": lambda folder: write_results(folder, block_size_rows()),
+    "fig_swap_microbenchmark": lambda folder: write_results(folder, price_rows()),
+    "fig_swap_vs_recompute": lambda folder: write_results(folder, swap_rows()),
     "fig_memory_waste": lambda folder: write_results(folder, waste_rows()),
     "fig_batched_requests": lambda folder: write_results(folder, batch_rows()),
     "fig_memory_growth": lambda folder: write_results(folder, growth_rows()),
@@ -36,6 +53,8 @@ PUBLISHED: dict[str, Callable[[Path], Results]] = {
     "fig_lengths": lengths_results,
 }
 EXPERIMENTS = sorted(PUBLISHED)
+NOT_SERVED = {"fig_memory_layout", "fig_swap_microbenchmark"}
+"""Figures that show no requests: capacities, prices."""
 MEASURED = {"fig_fidelity", "fig_offline_throughput", "fig_online_latency"}
 """Figures of kvbench's own experiments, which no paper has numbers for; each has a test file of its own."""
 
@@ -84,6 +103,10 @@ def test_published_numbers_reproduce_all_but_the_paper_s_contradictions(experime
     rows = claims(experiment, PUBLISHED[experiment](tmp_path))
     failed = [(row.figure, row.claim) for row in rows if row.verdict is not Verdict.REPRODUCED]
     expected = {
+        "fig_block_size": [("Fig. 18(b)", "Alpaca: latency with blocks of 8 over that with the best")],
+        "fig_swap_microbenchmark": [
+            ("Fig. 19(a)", "recompute is never more than 20 % slower than swapping out and in"),
+        ],
         "fig_throughput": [
             ("Fig. 12(c)", "ShareGPT, OPT-175B: vLLM sustains 1.7-2.7x the rate of Orca (Oracle)"),
             ("Fig. 12(a-c)", "the gain over Orca (Oracle) is larger with larger models"),
@@ -100,11 +123,11 @@ def test_figures_say_what_they_show_and_cut_nothing(experiment: str, tmp_path: P
     figure = figures[experiment]
     said = " ".join(text.get_text() for text in texts(figure))
     assert "paper" in said
-    if experiment == "fig_memory_layout":
-        assert "Computed" in said  # nothing of it was simulated
+    if experiment in NOT_SERVED:
+        assert "Computed" in said
     else:
-        assert "ShareGPT pairs of the authors' artifact" in said.replace("\n", " ")
-    if experiment not in ("fig_memory_layout", "fig_lengths"):
+        assert all(source in said.replace("\n", " ") for source in results.summary["workload_source"])
+    if experiment not in NOT_SERVED | {"fig_lengths"}:
         assert "Simulated (costs: " in said
     assert figure.get_figwidth() in (style.COLUMN_IN, style.PAGE_IN)
     assert_nothing_is_cut(figure)
@@ -327,3 +350,75 @@ def test_memory_under_other_lengths_says_why_it_is_not_comparable(
     rows = claims(experiment, write_results(tmp_path, changed(of(), workload_source="drawn")))
     assert {claim.verdict for claim in rows if claim.figure in ("Fig. 2", "Fig. 13(a)")} == {Verdict.NOT_COMPARABLE}
     assert all("lengths: drawn" in claim.note for claim in rows if claim.verdict is Verdict.NOT_COMPARABLE)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"config": {"runner": {"beams": {"beta": 2.5}}}}, "runner.beams.beta is 2.5, not 20"),
+        ({"system": "vllm[allocator.copy_on_write=False]"}, "system is vllm[allocator.copy_on_write=False]"),
+        ({"workload_source": "drawn"}, "lengths: drawn"),
+    ],
+)
+def test_sharing_under_other_conditions_is_not_comparable(values: Row, reason: str, tmp_path: Path) -> None:
+    claim = find(
+        claims("fig_sharing", write_results(tmp_path, changed(sharing_rows(), **values))),
+        "Fig. 15(b), text",
+        "ShareGPT, 6 beams:",
+    )
+    assert claim.verdict is Verdict.NOT_COMPARABLE
+    assert claim.note.startswith(reason)
+
+
+def test_the_mean_of_few_seeds_is_not_that_of_the_claim(tmp_path: Path) -> None:
+    rows = claims("fig_sharing", write_results(tmp_path, [row for row in sharing_rows() if row["repeat"] < 2]))
+    claim = find(rows, "Fig. 15(a), text", "ShareGPT, 2 samples")
+    assert (claim.verdict, claim.note.partition(";")[0]) == (Verdict.NOT_COMPARABLE, "the mean of 2 seeds, not of 6")
+    assert find(rows, "Fig. 15(a)", "Alpaca, 2 samples").verdict is Verdict.REPRODUCED
+
+
+def test_beams_are_compared_with_as_many_samples(tmp_path: Path) -> None:
+    rows = claims("fig_beam_search", write_results(tmp_path, beam_rows()))
+    assert find(rows, "Fig. 14(c, f)", "6 beams gain more").measured == pytest.approx(2.220 / 1.536, abs=2e-3)
+    alone = claims("fig_beam_search", write_results(tmp_path / "alone", throughput_rows(figure="fig14_beams")))
+    claim = find(alone, "Fig. 14(c, f)", "6 beams gain more")
+    assert (claim.verdict, claim.note.partition(";")[0]) == (
+        Verdict.NOT_RUN,
+        "needs the rates at the threshold of panel c",
+    )
+
+
+def test_as_many_samples_as_in_another_panel_are_not_comparable(tmp_path: Path) -> None:
+    mine = changed([row for row in throughput_rows(figure="fig14_parallel") if row["panel"] == "a"], num_samples=4)
+    rows = claims("fig_parallel_sampling", write_results(tmp_path, mine))
+    claim = find(rows, "Fig. 14(a)", "vLLM: rate")
+    assert (claim.verdict, claim.note.partition(";")[0]) == (
+        Verdict.NOT_COMPARABLE,
+        "num_samples is 4, the paper's is 2",
+    )
+
+
+def test_block_sizes_are_judged_together(tmp_path: Path) -> None:
+    without = [row for row in block_size_rows() if (row["panel"], row["block_size"]) != ("sharegpt", 64)]
+    rows = claims("fig_block_size", write_results(tmp_path, without))
+    claim = find(rows, "Fig. 18(b)", "ShareGPT: the best block size")
+    assert (claim.verdict, claim.note.partition(";")[0]) == (
+        Verdict.NOT_RUN,
+        "needs block size 64 of panel sharegpt",
+    )
+    slower = [
+        row | {"normalized_latency_mean_s": 0.05} if (row["panel"], row["block_size"]) == ("sharegpt", 64) else row
+        for row in block_size_rows()
+    ]
+    claim = find(
+        claims("fig_block_size", write_results(tmp_path / "64", slower)), "Fig. 18(b)", "ShareGPT: the best block size"
+    )
+    assert (claim.verdict, claim.measured) == (Verdict.NOT_REPRODUCED, 64)
+
+
+def test_recompute_is_priced_alone_and_swap_by_pieces(tmp_path: Path) -> None:
+    curves = module("fig_swap_microbenchmark").simulated(write_results(tmp_path, price_rows()))
+    expected_ms = 27.6 - 20.7 + 0.24 + 0.1405 * 256 + 8.1e-6 * 256**2
+    assert list(curves["recompute"].values()) == pytest.approx([expected_ms] * 9)
+    assert curves["swap_out"][1] == pytest.approx(20_480 * 1.9e-3 + 256 * 0.8192 / 13.1)
+    assert curves["both"][256] == pytest.approx(curves["swap_in"][256] + curves["swap_out"][256])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kvbench.figures.fig_sharing import SERIES
 from kvbench.paper.curves import crossing
 from kvbench.paper.points import Kind, latency_panels, published
 
@@ -27,20 +28,36 @@ RATES = {
 NUM_MEASUREMENTS = {"a": 29, "b": 18, "c": 26, "d": 28, "e": 22, "f": 21}
 
 
-@pytest.mark.parametrize("letter", RATES)
-def test_a_panel_has_five_curves_with_known_crossings(letter: str) -> None:
-    curves = latency_panels()[letter].curves
-    assert tuple(curves) == SYSTEMS
-    for system, rate in zip(SYSTEMS, RATES[letter], strict=True):
+# Of Fig. 14, in the order of SYSTEMS, which FasterTransformer is not among there.
+RATES_OF_GROUPS = {
+    "a": (1.5239, 9.0256, 12.6621, 18.1095),
+    "b": (0.5054, 4.7021, 7.0122, 10.3282),
+    "c": (0.5034, 3.0334, 4.6311, 7.1116),
+    "d": (1.2744, 7.0158, 9.3959, 17.0051),
+    "e": (0.3615, 3.2458, 5.0057, 9.5901),
+    "f": (0.2921, 1.9099, 3.1622, 7.0208),
+}
+NUM_MEASUREMENTS_OF_GROUPS = {"a": 15, "b": 18, "c": 17, "d": 21, "e": 15, "f": 15}
+GROUPS = {"fig14_parallel": "abc", "fig14_beams": "def"}
+
+PANELS = [("fig12", letter, SYSTEMS, RATES[letter], NUM_MEASUREMENTS[letter]) for letter in RATES] + [
+    (figure, letter, SYSTEMS[1:], RATES_OF_GROUPS[letter], NUM_MEASUREMENTS_OF_GROUPS[letter])
+    for figure, letters in GROUPS.items()
+    for letter in letters
+]
+
+
+@pytest.mark.parametrize(("figure", "letter", "systems", "rates", "num_measurements"), PANELS)
+def test_a_panel_has_all_its_curves_with_known_crossings(
+    figure: str, letter: str, systems: tuple[str, ...], rates: tuple[float, ...], num_measurements: int
+) -> None:
+    curves = latency_panels(figure)[letter].curves
+    assert tuple(curves) == systems
+    for system, rate in zip(systems, rates, strict=True):
         found = crossing((point.x, point.y) for point in curves[system].points).rate
         assert found == pytest.approx(rate, abs=6e-5), system
-
-
-@pytest.mark.parametrize("letter", NUM_MEASUREMENTS)
-def test_every_measurement_is_there_and_of_its_kind(letter: str) -> None:
-    points = [point for curve in latency_panels()[letter].curves.values() for point in curve.points]
-    measurements = [point for point in points if point.kind is not Kind.LEAVES_PLOT]
-    assert len(measurements) == NUM_MEASUREMENTS[letter]
+    points = [point for curve in curves.values() for point in curve.points]
+    assert sum(point.kind is not Kind.LEAVES_PLOT for point in points) == num_measurements
     for point in points:
         assert (point.y > 1.0) == (point.kind is not Kind.PLOTTED)
 
@@ -50,8 +67,9 @@ def test_the_second_vllm_point_at_a_rate_is_kept() -> None:
     assert [point.y for point in points if point.x == 1.5] == [0.0424, 0.0487]
 
 
-def test_a_next_rate_continues_a_curve_that_leaves_the_plot_in_the_axes() -> None:
-    for panel in latency_panels().values():
+@pytest.mark.parametrize("figure", ["fig12", *GROUPS])
+def test_a_next_rate_continues_a_curve_that_leaves_the_plot_in_the_axes(figure: str) -> None:
+    for panel in latency_panels(figure).values():
         for curve in panel.curves.values():
             last, leaves = curve.measurements[-1], curve.points[-1]
             assert (curve.next_rate is not None) == (leaves.kind is Kind.LEAVES_PLOT and last.y < 1.1)
@@ -72,6 +90,64 @@ def test_the_experiment_runs_exactly_these_rates_under_these_conditions() -> Non
             assert point["workload.duration_s"] == panel.duration_s
             assert (point["model"], point["workload"]) == (panel.model, panel.workload)
             assert point["hardware"] == models[panel.model]["hardware"]
+
+
+@pytest.mark.parametrize(
+    ("figure", "experiment"), [("fig14_parallel", "fig_parallel_sampling"), ("fig14_beams", "fig_beam_search")]
+)
+def test_experiments_of_groups_run_exactly_these_rates(figure: str, experiment: str) -> None:
+    content = yaml.safe_load((CONF / "experiment" / f"{experiment}.yaml").read_text())
+    common = content["common"]
+    listed: dict[tuple[str, str], dict[str, Any]] = {(p["panel"], p["system"]): p for p in content["points"]}
+    assert len(listed) == len(content["points"])
+    for letter, panel in latency_panels(figure).items():
+        assert common["workload.duration_s"] == panel.duration_s
+        assert (common["model"], common["workload"]) == (panel.model, panel.workload)
+        assert common["hardware"] == published()["table1"]["models"][panel.model]["hardware"]
+        for system, curve in panel.curves.items():
+            point = listed[letter, system]
+            assert tuple(point["workload.request_rate"]) == curve.rates
+            assert point.get("workload.num_samples", 1) == panel.num_samples
+            assert point.get("workload.beam_width", 1) == panel.beam_width
+
+
+def test_the_experiment_of_sharing_runs_the_paper_s_widths() -> None:
+    content = yaml.safe_load((CONF / "experiment" / "fig_sharing.yaml").read_text())
+    paper = published()["fig15"]
+    for name in ("workload.request_rate", "workload.duration_s", "measure_from_s", "measure_to_s"):
+        assert content["common"][name] == paper[name.removeprefix("workload.")]
+    assert {point["panel"] for point in content["points"]} == set(SERIES)
+    for point in content["points"]:
+        series = SERIES[point["panel"]]
+        assert tuple(point[f"workload.{series.column}"]) == tuple(series.papers)
+        assert point["workload"] == series.workload
+        assert point.get("runner.beams.beta") == series.beta
+        assert point.get("repeats", 1) >= series.num_seeds
+
+
+def test_experiments_over_block_sizes_run_the_paper_s_conditions() -> None:
+    experiments = {
+        stem: yaml.safe_load((CONF / "experiment" / f"{stem}.yaml").read_text())
+        for stem in ("fig_block_size", "fig_swap_vs_recompute", "fig_swap_microbenchmark")
+    }
+    sizes = [size for size, _ in published()["fig18b"]["panels"]["alpaca"]["latency_s"]]
+    block_size, swap, prices = experiments.values()
+    assert block_size["common"]["allocator.block_size"] == sizes
+    assert block_size["common"]["workload.duration_s"] == published()["fig18b"]["duration_s"]
+    for point in block_size["points"]:
+        name, _, flat = point["panel"].partition("_")
+        assert point["workload"] == name
+        assert point["workload.request_rate"] == published()["fig18b"]["panels"][name]["request_rate"]
+        assert point.get("runner.kernel_factor", True) == (not flat)
+    for name in ("request_rate", "duration_s"):
+        assert swap["common"][f"workload.{name}"] == published()["fig19b"][name]
+    for points in published()["fig19b"]["latency_s"].values():
+        assert swap["common"]["allocator.block_size"] == [size for size, _ in points]
+    assert {(point["panel"], point["scheduler.restore"]) for point in swap["points"]} == {
+        (kind, kind) for kind in published()["fig19b"]["latency_s"]
+    }
+    assert prices["points"][0]["allocator.block_size"] == sizes
+    assert prices["common"]["workload.lengths.prompt_len"] == published()["fig19a"]["prompt_len"]
 
 
 def test_segments_of_a_bar_fill_the_pool() -> None:

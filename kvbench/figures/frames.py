@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
+
+from kvbench.paper.claims import Claim
 
 Pairs = list[tuple[float, float]]
 
 PAPERS_PAIRS = {
     "sharegpt": "ShareGPT pairs of the authors' artifact",
     "alpaca": "Alpaca pairs of the authors' artifact",
+    "wmt16": "WMT16 English-German",
 }
 """Workload -> the source whose lengths are the paper's own."""
 PUBLIC = ("sharegpt",)
@@ -74,7 +78,14 @@ def obstacle(rows: pd.DataFrame, **conditions: Any) -> str | None:
 def other_lengths(rows: pd.DataFrame, workload: str) -> str | None:
     """Where the requests' lengths come from, if they are not the paper's own."""
     sources = sorted(set(rows["workload_source"].dropna()))
-    return None if sources == [PAPERS_PAIRS[workload]] else f"lengths: {', '.join(sources)}"
+    return None if sources == [PAPERS_PAIRS.get(workload)] else f"lengths: {', '.join(sources)}"
+
+
+def noted(claim: Claim, what: str | None) -> Claim:
+    """The claim with ``what`` in its note, unless that says it already."""
+    if what is None or what in claim.note:
+        return claim
+    return replace(claim, note="; ".join(part for part in (claim.note, what) if part))
 
 
 def _words(values: Iterable[Any]) -> str:
@@ -86,6 +97,12 @@ def _words(values: Iterable[Any]) -> str:
 def way(rows: pd.DataFrame) -> str:
     """How the numbers came about, in a word: "simulated", or the runners."""
     return _words(sorted(set(rows["runner"]))) or "measured"
+
+
+def window(rows: pd.DataFrame) -> str:
+    """The averaging window, or the windows."""
+    windows = sorted(set(zip(rows["measure_from_s"], rows["measure_to_s"].fillna(math.inf), strict=True)))
+    return ", ".join(f"{start:g}-{end:g} s" if math.isfinite(end) else f"{start:g} s-end" for start, end in windows)
 
 
 def where(rows: pd.DataFrame) -> str:

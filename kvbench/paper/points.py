@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
@@ -57,13 +58,17 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class LatencyPanel:
-    """One panel of Fig. 12: the condition, and a curve per system."""
+    """One panel of Fig. 12 or its kind: the condition, and a curve per system."""
 
     title: str
     model: str
     workload: str
     duration_s: float
     curves: dict[str, Curve]
+    num_samples: int = 1
+    beam_width: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the workload, by name; one value for all systems, or one for each of them."""
 
 
 @cache
@@ -74,8 +79,8 @@ def published() -> dict[str, Any]:
 
 
 @cache
-def latency_panels() -> dict[str, LatencyPanel]:
-    """The panels of Fig. 12 by letter."""
+def latency_panels(figure: str = "fig12") -> dict[str, LatencyPanel]:
+    """The panels of a figure by letter; ``figure`` is its block in ``points.yaml``."""
     return {
         letter: LatencyPanel(
             title=panel["title"],
@@ -83,8 +88,11 @@ def latency_panels() -> dict[str, LatencyPanel]:
             workload=panel["workload"],
             duration_s=panel["duration_s"],
             curves={system: _curve(curve) for system, curve in panel["curves"].items()},
+            num_samples=panel.get("num_samples", 1),
+            beam_width=panel.get("beam_width", 1),
+            options=panel.get("options", {}),
         )
-        for letter, panel in published()["fig12"]["panels"].items()
+        for letter, panel in published()[figure]["panels"].items()
     }
 
 

@@ -51,6 +51,8 @@ class IterationCosts:
         context_factors: block size -> factor on ``b_ms`` (an attention kernel reads small blocks slower); between
             listed sizes it is interpolated in log2, beyond them the nearest holds; empty: 1.
         packed: the engine computes request-level batches without padding, as kvbench's own does.
+        weights_ms: of ``a_ms``, what reading the weights takes.
+        alone_ms: per token of a prompt that is computed alone.
     """
 
     a_ms: float
@@ -70,6 +72,8 @@ class IterationCosts:
     swap_in_gb_per_s: float | None = None
     context_factors: Mapping[int, float] = field(default_factory=dict)
     packed: bool = False
+    weights_ms: float = 0.0
+    alone_ms: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse negative coefficients, and speeds of 0. Raises KvbenchError."""
@@ -96,6 +100,28 @@ class IterationCosts:
         weight = (log2(block_size) - log2(below)) / (log2(above) - log2(below))
         return (1 - weight) * self.context_factors[below] + weight * self.context_factors[above]
 
+    def swap_ms(self, num_pieces: int, num_bytes: int, *, out: bool) -> float:
+        """Milliseconds of copying so many pieces, so many bytes together, to the host (``out``) or back."""
+        call_us, gb_per_s = self.swap_in_call_us, self.swap_in_gb_per_s
+        if out:
+            call_us, gb_per_s = self.swap_out_call_us, self.swap_out_gb_per_s
+        ms = num_pieces * call_us / 1e3
+        return ms + num_bytes / gb_per_s / 1e6 if gb_per_s else ms
+
+    def prompt_alone_ms(self, length: int) -> float:
+        """Milliseconds of an iteration that computes one prompt and nothing else.
+
+        Computing hides behind reading the weights, or the other way round, so the larger of the two counts; their sum,
+        as in the iterations of a run, is a quarter too much for a few hundred tokens.
+
+        Raises:
+            KvbenchError: the costs do not say what reading the weights and computing take.
+        """
+        if not (self.weights_ms and self.alone_ms):
+            raise KvbenchError("costs: the price of a prompt alone needs weights_ms and alone_ms")
+        overhead_ms = self.a_ms - self.weights_ms + self.c_ms
+        return overhead_ms + max(self.weights_ms, self.alone_ms * length + self.q_ms * length * length)
+
 
 class Beams(Protocol):
     """Which beams of a search survive a step."""
@@ -114,6 +140,7 @@ class Simulated:
         bytes_per_slot: K and V of a token in all layers, for the price of copies and swaps.
         num_layers: of the model: a block is swapped in ``2 * num_layers`` pieces.
         beams: who survives, where there are beams.
+        kernel_factor: the speed of the attention kernel depends on the block size, by ``costs.context_factors``.
         swap_merges: neighbouring blocks are swapped as one piece; the paper's engine did not.
         swap_overlaps: swaps run beside the iteration, which waits for them only if they take longer; the paper's engine
             did not.
@@ -131,11 +158,12 @@ class Simulated:
         num_layers: int = 0,
         beams: Beams | None = None,
         *,
+        kernel_factor: bool = True,
         swap_merges: bool = False,
         swap_overlaps: bool = False,
     ) -> None:
         self._a, self._c, self._p, self._q = costs.a_ms, costs.c_ms, costs.p_ms, costs.q_ms
-        self._b = costs.b_ms * costs.context_factor(block_size)
+        self._b = costs.b_ms * (costs.context_factor(block_size) if kernel_factor else 1.0)
         self._c_large = costs.c_ms if costs.c_large_ms is None else costs.c_large_ms
         self._knee = costs.c_knee
         self._costs = costs
@@ -213,15 +241,9 @@ class Simulated:
         return ms, self._survivors(batch) if self._searches else None
 
     def _swap_ms(self, moves: Seq[BlockCopy], *, out: bool) -> float:
-        costs = self._costs
-        call_us, speed = costs.swap_in_call_us, costs.swap_in_gb_per_s
-        if out:
-            call_us, speed = costs.swap_out_call_us, costs.swap_out_gb_per_s
         num_pieces = 2 * self._num_layers * (num_runs(moves) if self._merges else len(moves))
-        ms = num_pieces * call_us / 1e3
-        if speed:
-            ms += self._bytes_per_slot * sum(move.num_slots for move in moves) / speed / 1e6
-        return ms
+        num_bytes = self._bytes_per_slot * sum(move.num_slots for move in moves)
+        return self._costs.swap_ms(num_pieces, num_bytes, out=out)
 
     def _survivors(self, batch: Batch) -> dict[Sequence, Seq[int]] | None:
         """The parents of every search that computes a step; a prompt's first tokens have none."""
