@@ -111,7 +111,7 @@ class Ledger:
 
     def record(self, batch: Batch, end_s: float, seconds: float, num_waiting: int) -> None:
         """Book what happened before the iteration, then note its row."""
-        if batch.num_siblings or self._parting or batch.moves or batch.copies:
+        if self._parting or batch.moves or batch.copies:
             self._book_streams(batch)
         if self._events is not None:
             self._note(batch)

@@ -23,7 +23,8 @@ Copies = list[BlockCopy]
 
 class LeakLastBlock(Paged):
     def free(self, seq: Hashable) -> None:
-        self.tables[seq] = self.tables[seq][:-1] or self.tables[seq]
+        if seq in self.tables:
+            self.tables[seq] = self.tables[seq][:-1] or self.tables[seq]
         super().free(seq)
 
 
@@ -31,7 +32,7 @@ class LeakForkedFree(Paged):
     """Blocks that were shared once are never given back."""
 
     def free(self, seq: Hashable) -> None:
-        table = self.tables[seq]
+        table = self.tables.get(seq, [])
         shared = [block for block in table if self.pool.num_holders(block) == 2]
         super().free(seq)
         for block in shared:
@@ -42,7 +43,7 @@ class DoubleFree(Paged):
     """Frees a shared block when its first holder goes."""
 
     def free(self, seq: Hashable) -> None:
-        self.pool.free.extend(block for block in self.tables[seq] if self.pool.shared.pop(block, 0))
+        self.pool.free.extend(block for block in self.tables.get(seq, []) if self.pool.shared.pop(block, 0))
         super().free(seq)
 
 
@@ -166,7 +167,7 @@ class ErrorLeavesCopies(Paged):
 
 class ForgivesDoubleFree(Paged):
     def free(self, seq: Hashable) -> None:
-        if seq in self.tables:
+        if seq in self.tables or seq in self.swapped:
             super().free(seq)
 
 
@@ -256,7 +257,7 @@ class ParentWritesInPlace(Paged):
 
     def fork(self, parent: Hashable, child: Hashable, length: int) -> None:
         super().fork(parent, child, length)
-        del self._lens[parent]
+        self._lens.pop(parent, None)
 
 
 class RemembersTheDead(Paged):
@@ -318,6 +319,277 @@ class CopiesReplaced(Paged):
         return super().append(seqs, copies)
 
 
+# more than one sequence at a time
+
+
+class CountIgnored(Paged):
+    """One of them fits."""
+
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
+        return super().can_allocate(slots, keep)
+
+
+class SlabsCountIgnored(Contiguous):
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
+        return super().can_allocate(slots, keep)
+
+
+class CountOfFreeBlocks(Buddy):
+    """Enough blocks are free, but not in regions."""
+
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
+        fit = super().can_allocate(slots, keep)
+        enough = (count << self._order(slots)) + keep // self.block_size <= self.heap.num_free
+        return fit if fit is not Fit.OK or enough else Fit.LATER
+
+
+class CountOfLargestHole(FirstFit):
+    """The other holes hold none of them."""
+
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
+        fit = super().can_allocate(slots, keep, count)
+        few = self._largest // self._rounded(slots) < count
+        return Fit.LATER if fit is Fit.OK and few else fit
+
+
+class NeverForSeveral(Paged):
+    """What does not fit now never will."""
+
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
+        fit = super().can_allocate(slots, keep, count)
+        return Fit.NEVER if fit is Fit.LATER and count > 1 else fit
+
+
+class KeepForEach(Paged):
+    """The watermark once more for each of them."""
+
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
+        return super().can_allocate(slots, keep * count, count)
+
+
+# extend
+
+
+class ExtendInPlace(Paged):
+    """Writes into the shared block."""
+
+    def extend(self, seq: Hashable, slots: int, copies: Copies) -> int:
+        shared, self.pool.shared = self.pool.shared, {}
+        try:
+            return super().extend(seq, slots, copies)
+        finally:
+            self.pool.shared = shared
+
+
+class ExtendCopyNotReported(Paged):
+    def extend(self, seq: Hashable, slots: int, copies: Copies) -> int:
+        return super().extend(seq, slots, [])
+
+
+class ExtendAnswersMore(Paged):
+    """What it was asked for, on top of what there was."""
+
+    def extend(self, seq: Hashable, slots: int, copies: Copies) -> int:
+        return super().extend(seq, slots, copies) + self.block_size
+
+
+class ExtendNever(Paged):
+    def extend(self, seq: Hashable, slots: int, copies: Copies) -> int:
+        raise AllocationError(len(self.slots(seq)))
+
+
+class ExtendKeepsPart(Paged):
+    """Grants block by block, then raises."""
+
+    def extend(self, seq: Hashable, slots: int, copies: Copies) -> int:
+        granted = super().extend(seq, len(self.slots(seq)), copies)
+        while granted < slots:
+            self.tables[seq] += self.pool.take(1)
+            granted += self.block_size
+        return granted
+
+
+class ExtendForgetsWhere(Paged):
+    """The next ``append`` fills the block that was the last before."""
+
+    def extend(self, seq: Hashable, slots: int, copies: Copies) -> int:
+        length = self._lens.get(seq)
+        granted = super().extend(seq, slots, copies)
+        if length is not None:
+            self._lens[seq] = length
+        return granted
+
+
+# swap
+
+
+class SwapOutLeavesBlocks(Paged):
+    """The blocks of those who are out stay taken."""
+
+    def swap_out(self, seqs: Seqs) -> Copies:
+        moves = super().swap_out(seqs)
+        for move in moves:
+            self.pool.free.remove(move.src // self.block_size)
+        return moves
+
+
+class SwapOutTakesAll(Paged):
+    """What others hold as well leaves too, and they are left with a block that is free."""
+
+    def swap_out(self, seqs: Seqs) -> Copies:
+        shared, saved = self.pool.shared, self.pool.num_saved
+        inside: dict[int, int] = {}
+        for seq in seqs:
+            for block in self.tables[seq]:
+                inside[block] = inside.get(block, 0) + 1
+        self.pool.shared = shared | {block: count for block, count in inside.items() if count > 1}
+        for block, count in inside.items():
+            if count == 1:
+                self.pool.shared.pop(block, None)
+        try:
+            return super().swap_out(seqs)
+        except AllocationError:
+            self.pool.shared, self.pool.num_saved = shared, saved
+            raise
+
+
+class SwapOutMissesTheLast(Paged):
+    """Thinks that the block that is being filled is not worth moving."""
+
+    def swap_out(self, seqs: Seqs) -> Copies:
+        moves = super().swap_out(seqs)
+        return moves[:-1] if len(moves) > 1 else moves
+
+
+class SwapOutReversed(Paged):
+    def swap_out(self, seqs: Seqs) -> Copies:
+        return [BlockCopy(move.dst, move.src, move.num_slots) for move in super().swap_out(seqs)]
+
+
+class SwapOutRefusesHalf(Paged):
+    """Calls the host pool full when it is half full."""
+
+    def swap_out(self, seqs: Seqs) -> Copies:
+        if len(self.host_pool.free) * 2 <= self.host_pool.num_blocks:
+            raise AllocationError(self.num_slots)
+        return super().swap_out(seqs)
+
+
+class FullHostPoolKeepsPart(Paged):
+    """Fills what is left of the host pool, then raises."""
+
+    def __init__(self, num_slots: int, block_size: int) -> None:
+        super().__init__(num_slots, block_size, host_slots=num_slots // 2)
+
+    def swap_out(self, seqs: Seqs) -> Copies:
+        try:
+            return super().swap_out(seqs)
+        except AllocationError:
+            self.host_pool.free.clear()
+            raise
+
+
+class HostBlockGivenTwice(Paged):
+    """The books are right, but the host block of one who is out is handed to the next."""
+
+    def swap_out(self, seqs: Seqs) -> Copies:
+        size = self.block_size
+        return [BlockCopy(move.src, max(move.dst - size, 0), size) for move in super().swap_out(seqs)]
+
+
+class SwapInUnshares(Paged):
+    """Everyone returns with blocks of their own."""
+
+    def swap_in(self, seqs: Seqs) -> Copies:
+        moves = super().swap_in(seqs)
+        size = self.block_size
+        for seq in list(seqs)[1:]:
+            for index, block in enumerate(self.tables[seq]):
+                if self.pool.num_holders(block) > 1 and self.pool.free:
+                    self.pool.give_back([block])
+                    (self.tables[seq][index],) = self.pool.take(1)
+                    moves.append(BlockCopy(block * size, self.tables[seq][index] * size, size))
+        return moves
+
+
+class SwapInSortsTable(Paged):
+    def swap_in(self, seqs: Seqs) -> Copies:
+        moves = super().swap_in(seqs)
+        for seq in seqs:
+            self.tables[seq].sort()
+        return moves
+
+
+class SwapForgetsFork(Paged):
+    """Where the tokens of a fork ended is forgotten while it is out."""
+
+    def swap_out(self, seqs: Seqs) -> Copies:
+        moves = super().swap_out(seqs)
+        for seq in seqs:
+            self._lens.pop(seq, None)
+        return moves
+
+
+class SwappedNotFreed(Paged):
+    """The host blocks of one who ends while it is out stay taken."""
+
+    def free(self, seq: Hashable) -> None:
+        if seq in self.swapped:
+            del self.swapped[seq]
+        else:
+            super().free(seq)
+
+
+class SwappedNotCounted(Paged):
+    def usage(self) -> Usage:
+        books = super().usage()
+        return Usage(books.used, books.free, books.largest_free, shared=books.shared)
+
+
+class SharedNotCounted(Paged):
+    def usage(self) -> Usage:
+        books = super().usage()
+        return Usage(books.used, books.free, books.largest_free, swapped=books.swapped)
+
+
+class CanSwapInAlways(Paged):
+    def can_swap_in(self, seqs: Seqs, keep: int = 0) -> bool:
+        return True
+
+
+class CanSwapInIgnoresKeep(Paged):
+    def can_swap_in(self, seqs: Seqs, keep: int = 0) -> bool:
+        return super().can_swap_in(seqs)
+
+
+class CanSwapInCountsSharedTwice(Paged):
+    """One block for each entry of their tables."""
+
+    def can_swap_in(self, seqs: Seqs, keep: int = 0) -> bool:
+        need = sum(block < 0 for seq in seqs for block in self.swapped[seq])
+        return need + keep // self.block_size <= len(self.pool.free)
+
+
+class ForkOntoSwapped(Paged):
+    """A child that is out is taken for a new one."""
+
+    def fork(self, parent: Hashable, child: Hashable, length: int) -> None:
+        out = self.swapped.pop(child, None)
+        super().fork(parent, child, length)
+        if out is not None:
+            self.swapped[child] = out
+
+
+class UndeclaredSwap(Paged):
+    def __init__(self, num_slots: int, block_size: int) -> None:
+        super().__init__(num_slots, block_size)
+        self.abilities = Ability.ANY_SIZE | Ability.GROW | Ability.FORK
+
+    def swap_out(self, seqs: Seqs) -> Copies:
+        self.abilities |= Ability.SWAP
+        return super().swap_out(seqs)
+
+
 # answers
 
 
@@ -361,12 +633,12 @@ class NeverTooEarly(Paged):
 
     def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
         need = -(-slots // self.block_size) + keep // self.block_size
-        return Fit.NEVER if need >= self.pool.num_blocks else super().can_allocate(slots, keep)
+        return Fit.NEVER if need >= self.pool.num_blocks else super().can_allocate(slots, keep, count)
 
 
 class NeverInsteadOfLater(Buddy):
     def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
-        fit = super().can_allocate(slots, keep)
+        fit = super().can_allocate(slots, keep, count)
         return Fit.NEVER if fit is Fit.LATER and self.heap.num_free == 0 else fit
 
 
@@ -374,7 +646,7 @@ class LaterInsteadOfNever(Contiguous):
     """A scheduler would wait for ever."""
 
     def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
-        fit = super().can_allocate(slots, keep)
+        fit = super().can_allocate(slots, keep, count)
         return Fit.LATER if fit is Fit.NEVER else fit
 
 
@@ -382,7 +654,7 @@ class LaterWhereItFits(Buddy):
     """Wants a larger region than it needs."""
 
     def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
-        fit = super().can_allocate(slots, keep)
+        fit = super().can_allocate(slots, keep, count)
         exact = fit is Fit.OK and self._order(slots) == self.heap.largest_free_order()
         return Fit.LATER if exact and self.heap.num_free < self.heap.num_blocks else fit
 
@@ -391,7 +663,7 @@ class AskingTakesABlock(Paged):
     """Sets a block aside for whoever asked."""
 
     def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
-        fit = super().can_allocate(slots, keep)
+        fit = super().can_allocate(slots, keep, count)
         if fit is Fit.LATER and self.pool.free:
             self.pool.free.pop()
         return fit
@@ -403,7 +675,7 @@ class PromisedToTheFirst(Paged):
     promised = False
 
     def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
-        fit = super().can_allocate(slots, keep)
+        fit = super().can_allocate(slots, keep, count)
         if fit is not Fit.OK or not keep:
             return fit
         promised, self.promised = self.promised, True
@@ -414,7 +686,7 @@ class AskingReordersFreeList(Paged):
     """Invisible at first."""
 
     def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
-        fit = super().can_allocate(slots, keep)
+        fit = super().can_allocate(slots, keep, count)
         if fit is Fit.LATER and self.pool.free:
             self.pool.free.insert(0, self.pool.free.pop())
         return fit
@@ -580,6 +852,36 @@ BUGS = [
     Bug(CopiesReplaced, (Law.COPIES, Law.ATOMIC)),
     Bug(ForkTakesBlocks, (Law.FORK, Law.ERRORS)),
     Bug(ForkReversesTable, (Law.FORK,)),
+    Bug(CountIgnored, (Law.FIT,)),
+    Bug(SlabsCountIgnored, (Law.FIT,)),
+    Bug(CountOfFreeBlocks, (Law.FIT,)),
+    Bug(CountOfLargestHole, (Law.FIT,), directed=True),
+    Bug(NeverForSeveral, (Law.FIT,)),
+    Bug(KeepForEach, (Law.FIT,)),
+    Bug(ExtendInPlace, (Law.EXCLUSIVE,)),
+    Bug(ExtendCopyNotReported, (Law.MEMORY,)),
+    Bug(ExtendAnswersMore, (Law.EXTEND,)),
+    Bug(ExtendNever, (Law.EXTEND,)),
+    Bug(ExtendKeepsPart, (Law.ATOMIC, Law.DETERMINISM, Law.EXCLUSIVE)),
+    Bug(ExtendForgetsWhere, (Law.ROOM, Law.EXCLUSIVE)),
+    Bug(SwapOutLeavesBlocks, (Law.BOOKS,)),
+    Bug(SwapOutTakesAll, (Law.SWAP, Law.BOOKS)),
+    Bug(SwapOutMissesTheLast, (Law.SWAP,)),
+    Bug(SwapOutReversed, (Law.SWAP,)),
+    Bug(SwapOutRefusesHalf, (Law.SWAP, Law.ERRORS)),
+    Bug(FullHostPoolKeepsPart, (Law.ATOMIC,)),
+    Bug(HostBlockGivenTwice, (Law.SWAP,)),
+    Bug(SwapInUnshares, (Law.SWAP,)),
+    Bug(SwapInSortsTable, (Law.SWAP,)),
+    Bug(SwapForgetsFork, (Law.ROOM, Law.EXCLUSIVE, Law.MEMORY)),
+    Bug(SwappedNotFreed, (Law.BOOKS,)),
+    Bug(SwappedNotCounted, (Law.BOOKS,)),
+    Bug(SharedNotCounted, (Law.BOOKS,)),
+    Bug(CanSwapInAlways, (Law.CAN_SWAP_IN,)),
+    Bug(CanSwapInIgnoresKeep, (Law.CAN_SWAP_IN,)),
+    Bug(CanSwapInCountsSharedTwice, (Law.CAN_SWAP_IN,)),
+    Bug(ForkOntoSwapped, (Law.ERRORS,), directed=True),
+    Bug(UndeclaredSwap, (Law.ABILITIES,)),
     Bug(UsageCountsSharedTwice, (Law.BOOKS, Law.FORK)),
     Bug(UsageForgetsTheRest, (Law.PROTOCOL,)),
     Bug(LargestIsAllThatIsFree, (Law.LARGEST,)),

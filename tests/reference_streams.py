@@ -135,7 +135,9 @@ class World:
         self.copied = self.num_out = self.num_in = 0  # slots copied, blocks swapped out and in, by one call of `step`
         self.not_booked = 0  # blocks swapped out by calls that led to no iteration
 
-    def run(self) -> Streamed:
+    def run(self, *, with_memory: bool = True) -> Streamed:
+        """``with_memory=False`` skips the ledger, for timing."""
+        self.with_memory = with_memory
         while self.arriving or self.waiting or self.running or self.out:
             if not (self.waiting or self.running or self.out):
                 self.now = max(self.now, self.arriving[0].request.arrival_s)
@@ -386,7 +388,7 @@ class World:
             "swapped_in": self.num_in * self.size,
         }
         self.not_booked = 0
-        self.outcome.rows.append(row | self.memory())
+        self.outcome.rows.append(row | self.memory() if self.with_memory else row)
         for job in list(self.running):
             job.generated += 1
             if job.generated == job.request.output_len:

@@ -326,6 +326,144 @@ def test_failed_append_leaves_the_free_blocks_in_their_order() -> None:
     assert blocks(paged, "A") == [0, 2]
 
 
+# several at once
+
+
+def test_several_fit_only_side_by_side() -> None:
+    slabs, buddy, first_fit = Contiguous(21, slab_len=7), Buddy(16, 1, 8), FirstFit(20)
+    for allocator in (slabs, buddy, first_fit):
+        allocator.allocate("A", 5)
+    assert [slabs.can_allocate(3, 0, count) for count in (2, 3, 4)] == [Fit.OK, Fit.LATER, Fit.NEVER]
+    assert [slabs.can_allocate(3, 7, count) for count in (1, 2, 3)] == [Fit.OK, Fit.LATER, Fit.NEVER]
+    assert [buddy.can_allocate(4, 0, count) for count in (2, 3, 4, 5)] == [Fit.OK, Fit.LATER, Fit.LATER, Fit.NEVER]
+    assert buddy.can_allocate(3, 1, 2) is Fit.LATER  # eight free slots, all of them used
+    assert [first_fit.can_allocate(5, 0, count) for count in (3, 4, 5)] == [Fit.OK, Fit.LATER, Fit.NEVER]
+    for seq, slots in (("B", 5), ("C", 2), ("D", 5)):
+        first_fit.allocate(seq, slots)
+    first_fit.free("B")  # holes of five and three
+    assert [first_fit.can_allocate(3, 0, count) for count in (2, 3)] == [Fit.OK, Fit.LATER]
+    assert [first_fit.can_allocate(4, 0, count) for count in (1, 2)] == [Fit.OK, Fit.LATER]
+    assert first_fit.can_allocate(3, 3, 2) is Fit.LATER
+
+
+def test_several_in_pages_take_whole_blocks_each() -> None:
+    paged = Paged(40, block_size=4)
+    assert [paged.can_allocate(5, 0, count) for count in (5, 6)] == [Fit.OK, Fit.NEVER]
+    assert paged.can_allocate(5, 4, 5) is Fit.NEVER
+    paged.allocate("A", 1)
+    assert [paged.can_allocate(5, 4, count) for count in (4, 5)] == [Fit.OK, Fit.NEVER]
+    assert [paged.can_allocate(5, 0, count) for count in (4, 5)] == [Fit.OK, Fit.LATER]
+
+
+# extend
+
+
+def test_extended_fork_copies_the_block_it_writes_to() -> None:
+    """A prompt with a shared prefix of 6 tokens: its second block is copied, then it has what it asked for."""
+    paged = Paged(64, block_size=4)
+    paged.allocate("prefix", 6)
+    copies: list[BlockCopy] = []
+    for seq in "AB":
+        paged.fork("prefix", seq, 6)
+        assert paged.extend(seq, 11, copies) == 12
+    assert copies == [BlockCopy(4, 12, 2), BlockCopy(4, 20, 2)]
+    assert [blocks(paged, seq) for seq in ("prefix", "A", "B")] == [[0, 1], [0, 3, 2], [0, 5, 4]]
+    assert paged.usage() == Usage(24, 40, 40, shared=8)
+    assert paged.append(["A"], copies) == 4
+
+
+def test_extended_fork_of_whole_blocks_copies_nothing() -> None:
+    paged = Paged(24, block_size=4)
+    paged.allocate("prefix", 8)
+    paged.fork("prefix", "A", 8)
+    copies: list[BlockCopy] = []
+    with pytest.raises(AllocationError, match="4 slots short"):
+        paged.extend("A", 25 + 3, copies)
+    assert paged.extend("A", 9, copies) == 12
+    assert (copies, blocks(paged, "A")) == ([], [0, 1, 2])
+
+
+# swap
+
+
+def test_swap_moves_a_shared_block_once_and_brings_it_back_shared() -> None:
+    paged = Paged(40, block_size=4)
+    paged.allocate("A", 6)
+    paged.fork("A", "B", 6)
+    paged.append(["B"], [])
+    assert [blocks(paged, seq) for seq in "AB"] == [[0, 1], [0, 2]]
+    assert paged.swap_out(["A", "B"]) == [BlockCopy(0, 0, 4), BlockCopy(4, 4, 4), BlockCopy(8, 8, 4)]
+    assert paged.usage() == Usage(0, 40, 40, swapped=12)
+    for slots in (24, 4):
+        paged.allocate(slots, slots)
+    assert paged.can_swap_in(["A", "B"])
+    assert not paged.can_swap_in(["A", "B"], keep=4)
+    moves = paged.swap_in(["A", "B"])
+    assert [(move.src, move.num_slots) for move in moves] == [(0, 4), (4, 4), (8, 4)]
+    assert [blocks(paged, seq) for seq in "AB"] == [
+        [move.dst // 4 for move in moves[:2]],
+        [moves[0].dst // 4, moves[2].dst // 4],
+    ]
+    assert paged.usage() == Usage(40, 0, 0, shared=4)
+
+
+def test_swapped_between_fork_and_copy_the_copy_comes_after() -> None:
+    paged = Paged(40, block_size=4)
+    paged.allocate("A", 6)
+    for child in "BC":
+        paged.fork("A", child, 6)
+    paged.swap_out(["A", "B", "C"])
+    paged.swap_in(["A", "B", "C"])
+    copies: list[BlockCopy] = []
+    assert paged.append(["A", "B", "C"], copies) == 2
+    assert [copy.num_slots for copy in copies] == [2, 2]
+    assert len({blocks(paged, seq)[1] for seq in "ABC"}) == 3
+
+
+def test_what_others_hold_stays() -> None:
+    paged = Paged(40, block_size=4)
+    paged.allocate("A", 6)
+    paged.fork("A", "B", 6)
+    paged.append(["A"], [])
+    assert paged.swap_out(["A"]) == [BlockCopy(8, 0, 4)]
+    assert paged.usage() == Usage(8, 32, 32, shared=4, swapped=4)
+    paged.free("B")
+    assert paged.usage() == Usage(4, 36, 36, swapped=4)
+    paged.free("A")
+    assert paged.usage() == Usage(0, 40, 40)
+
+
+def test_full_host_pool_refuses() -> None:
+    paged = Paged(40, block_size=4, host_slots=10)  # two blocks and two slots that nobody gets
+    paged.allocate("A", 4)
+    paged.allocate("B", 8)
+    paged.swap_out(["A"])
+    with pytest.raises(AllocationError, match="4 slots short"):
+        paged.swap_out(["B"])
+    assert paged.usage() == Usage(8, 32, 32, swapped=4)
+    paged.free("A")
+    assert paged.swap_out(["B"]) == [BlockCopy(4, 0, 4), BlockCopy(8, 4, 4)]
+
+
+def test_wrong_swaps() -> None:
+    paged = Paged(40, block_size=4)
+    for seq in "AB":
+        paged.allocate(seq, 4)
+    with pytest.raises(KeyError):
+        paged.swap_in(["A"])
+    paged.swap_out(["A"])
+    for call in (lambda: paged.swap_out(["B", "A"]), lambda: paged.append(["A"], []), lambda: paged.slots("A")):
+        with pytest.raises(KeyError):
+            call()
+    with pytest.raises(ValueError, match="'A' holds slots already"):
+        paged.fork("B", "A", 4)
+    with pytest.raises(ValueError, match="'A' holds slots already"):
+        paged.allocate("A", 4)
+    assert paged.usage() == Usage(4, 36, 36, swapped=4)
+    with pytest.raises(KvbenchError, match=r"there is no host pool; set allocator\.host_slots to a block or more"):
+        Paged(40, 4, host_slots=3).swap_out([])
+
+
 # what all have in common
 
 KINDS: dict[str, Callable[[], Allocator]] = {
@@ -355,6 +493,13 @@ def test_mistakes(kind: str) -> None:
     if Ability.FORK not in allocator.abilities:
         with pytest.raises(KvbenchError, match=f"allocator={kind} shares no slots; use allocator=paged"):
             allocator.fork("A", "B", 9)
+        with pytest.raises(KvbenchError, match=f"allocator={kind} shares no slots; use allocator=paged"):
+            allocator.extend("A", 20, [])
+    if Ability.SWAP not in allocator.abilities:
+        for verb in (allocator.swap_out, allocator.swap_in):
+            with pytest.raises(KvbenchError, match=f"allocator={kind} does not swap; use allocator=paged"):
+                verb(["A"])
+        assert not allocator.can_swap_in(["A"])
     assert allocator.usage() == Usage(16, 16, 16)
 
 
@@ -371,6 +516,8 @@ def test_wrong_forks() -> None:
             paged.fork("A", "C", length)
     with pytest.raises(KvbenchError, match=r"copy_on_write=false: .* set allocator\.copy_on_write=true"):
         Paged(32, 4, copy_on_write=False).fork("A", "B", 1)
+    with pytest.raises(KvbenchError, match=r"copy_on_write=false: .* set allocator\.copy_on_write=true"):
+        Paged(32, 4, copy_on_write=False).extend("A", 1, [])
 
 
 @pytest.mark.parametrize(

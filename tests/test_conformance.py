@@ -31,6 +31,8 @@ MATRIX: dict[str, Callable[[], Allocator]] = {
     "paged, tokens": lambda: Paged(13, 1),
     "paged, one block": lambda: Paged(24, 24),
     "paged, no sharing": lambda: Paged(61, 4, copy_on_write=False),
+    "paged, small host pool": lambda: Paged(61, 4, host_slots=14),
+    "paged, no host pool": lambda: Paged(61, 4, host_slots=0),
 }
 
 

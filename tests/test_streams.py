@@ -22,9 +22,10 @@ from kvbench.engine import Engine, serve
 from kvbench.ledger import Ledger
 from kvbench.records import Record
 from kvbench.reservation import Max, OnDemand, Oracle, Pow2, Reservation
-from kvbench.runners.simulated import IterationCosts, Simulated
+from kvbench.runners.simulated import Simulated
 from kvbench.schedulers.iteration_level import IterationLevel, Restore
 from tests.reference_streams import Setting, StreamCosts, Streamed, World
+from tests.simulated_streams import simulated
 
 RESERVATIONS: dict[str, Reservation] = {"max": Max(), "pow2": Pow2(), "oracle": Oracle(), "on_demand": OnDemand()}
 MAX_MODEL_LEN = 256
@@ -47,21 +48,6 @@ class Drawn:
         return parents(request, width, step)
 
 
-def runner() -> Simulated:
-    """COSTS in the units of the simulated runner: a slot is 1 MB, in one layer."""
-    costs = IterationCosts(
-        *(COSTS.a, COSTS.b, COSTS.c, COSTS.p, COSTS.q),
-        s_ms=COSTS.s,
-        beam_ms=COSTS.beam,
-        copy_gb_per_s=2 / COSTS.copied_slot,
-        swap_out_call_us=1000 * COSTS.out_piece,
-        swap_out_gb_per_s=1 / COSTS.out_slot,
-        swap_in_call_us=1000 * COSTS.in_piece,
-        swap_in_gb_per_s=1 / COSTS.in_slot,
-    )
-    return Simulated(costs, bytes_per_slot=1_000_000, num_layers=1, beams=Drawn())
-
-
 def both(requests: list[Request], *, may_stop_early: bool = False, **setting: Any) -> tuple[Record, Streamed]:
     """The same run by the engine and by the reference."""
     outcome = World(requests, COSTS, parents, Setting(max_model_len=MAX_MODEL_LEN, **setting)).run()
@@ -73,7 +59,7 @@ def both(requests: list[Request], *, may_stop_early: bool = False, **setting: An
         setting["watermark"] = 0.0
     scheduler = IterationLevel(allocator, RESERVATIONS[system], MAX_MODEL_LEN, **setting)
     ledger = Ledger(allocator, may_stop_early=may_stop_early)
-    return serve(Engine(scheduler, runner(), VirtualClock(), ledger), requests), outcome
+    return serve(Engine(scheduler, simulated(COSTS, Drawn()), VirtualClock(), ledger), requests), outcome
 
 
 def assert_same(record: Record, outcome: Streamed) -> None:
@@ -240,7 +226,7 @@ def test_every_stream_reads_what_it_wrote(name: str, restore: Restore) -> None:
         scheduler = IterationLevel(build(rng), RESERVATIONS[system], MAX_MODEL_LEN, restore=restore)
         allocator = scheduler.allocator
         empty = allocator.usage()
-        remembering = Remembering(allocator, runner())
+        remembering = Remembering(allocator, simulated(COSTS, Drawn()))
         record = serve(Engine(scheduler, remembering, VirtualClock(), Ledger(allocator)), random_requests(rng))
         assert allocator.usage() == empty
         num_copies += int(record.steps["copied"].sum())

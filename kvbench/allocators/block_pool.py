@@ -43,6 +43,15 @@ class BlockPool:
         """How many sequences hold a block that is not free."""
         return self.shared.get(block, 1)
 
+    def leave(self, block: int) -> None:
+        """Drop a holder of a block that others hold too."""
+        holders = self.shared[block]
+        if holders == 2:
+            del self.shared[block]
+        else:
+            self.shared[block] = holders - 1
+        self.num_saved -= 1
+
     def give_back(self, blocks: Sequence[int]) -> None:
         """Drop a holder of each block; those nobody holds any more are free, the last of the list on top."""
         shared = self.shared

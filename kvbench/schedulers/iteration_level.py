@@ -185,27 +185,41 @@ class IterationLevel:
 
         Returns grown, gained, preempted.
         """
-        allocator, running, forks = self.allocator, self.running, self._forks
+        allocator, forks = self.allocator, self._forks
         if not self._grows:
             for pairs in forks.values():
                 self._copy(pairs, copies)
             forks.clear()
             return [], 0, []
-        ample = allocator.can_append(
-            sum(1 + len(seq.siblings) for seq in cohort) + sum(map(len, forks.values())) + self._widest
-        )
+        streams = [stream for seq in cohort for stream in seq.streams]
+        if not allocator.can_append(len(streams) + sum(map(len, forks.values())) + self._widest):
+            return self._serve_in_order(cohort, copies)
+        gained = 0
+        if forks:
+            for seq in forks:  # one call each: room is that of the fullest of a call
+                self._part(self._parting(seq, cohort), copies)
+            forks.clear()
+        if streams:
+            gained = allocator.append(streams, copies)
+            self._file(cohort, self.step + gained)
+        return list(cohort), gained, []
+
+    def _serve_in_order(
+        self, cohort: dict[Sequence, None], copies: list[BlockCopy]
+    ) -> tuple[list[Sequence], int, list[Sequence]]:
+        """The same request by request, in service order, because memory is short."""
+        allocator, running, forks = self.allocator, self.running, self._forks
         grown: list[Sequence] = []
         preempted: list[Sequence] = []
         gained = 0
-        for seq in [*cohort, *(seq for seq in forks if seq not in cohort)] if ample else list(running):
-            while not ample and seq in running and not allocator.can_append(1 + len(seq.siblings)):
+        for seq in list(running):
+            while seq in running and not allocator.can_append(1 + len(seq.siblings)):
                 preempted.append(self._preempt())
             if seq not in running:
                 break  # it was preempted, and so was everyone after it
             if seq in forks:
-                pairs = forks.pop(seq)
-                if not (self._shares and seq in cohort):  # where it asks for room, that copies what has to be
-                    self._part(pairs, copies)
+                self._part(self._parting(seq, cohort), copies)
+                del forks[seq]
             if seq in cohort:
                 room = allocator.append(seq.streams, copies)
                 gained = min(gained, room) if grown else room
@@ -213,6 +227,10 @@ class IterationLevel:
         if cohort:
             self._file(cohort, self.step + gained)
         return grown, gained, preempted
+
+    def _parting(self, seq: Sequence, cohort: dict[Sequence, None]) -> list[Fork]:
+        """Its forks, unless room for them is made anyway, which copies what is shared."""
+        return [] if self._shares and seq in cohort else self._forks[seq]
 
     def _part(self, pairs: list[Fork], copies: list[BlockCopy]) -> None:
         """Before they write: parents and children that share their last block copy it, others copy everything."""
@@ -269,10 +287,9 @@ class IterationLevel:
             seq.origin = self.step - seq.length
             room = len(allocator.slots(seq))
             pairs = self._forks_out.pop(seq)
-            full = seq.length > room
-            if pairs and not (self._shares and full):
+            if pairs:
                 self._part(pairs, copies)
-            if full:
+            if seq.length > room:
                 room += allocator.append(streams, copies)
             seq.requested, seq.granted = 0, room
             seq.cohort = {seq: None}

@@ -25,6 +25,25 @@ def every_size(build: Build) -> None:
     for slots in sorted(sizes - {-1, 0}):
         for keep in (0, size, end // size * size):
             shadow.probe(slots, keep)
+        if slots <= largest:
+            shadow.probe(slots, 0, 2)
+
+
+def several(build: Build) -> None:
+    """``can_allocate`` for several sequences, in pools with every pattern of holes."""
+    for keep_one_in in (1 << 20, 2, 3, 4):
+        shadow = Shadow(build)
+        _fill(shadow)
+        random = Random(keep_one_in)
+        for seq in [seq for seq in shadow.live if random.randrange(keep_one_in)]:
+            shadow.free(seq)
+        size = shadow.subject.block_size
+        for count in (2, 3, 5):
+            for slots in dict.fromkeys((1, size + 1, shadow.subject.books().free // count, size * 2)):
+                if slots:
+                    shadow.probe(slots, 0, count)
+                    shadow.probe(slots, size, count)
+        shadow.drain(list(shadow.live))
 
 
 def same_holes(build: Build) -> None:
@@ -51,12 +70,14 @@ def same_holes(build: Build) -> None:
 
 
 def refusals(build: Build) -> None:
-    """Every mistake, in a pool that is empty, used, full, and empty again."""
+    """Every mistake, in a pool that is empty, used, full, and empty again, once with somebody out."""
     shadow = Shadow(build)
-    for fill in (0, 2, 1 << 20, 0):
+    for fill, num_out in ((0, 0), (2, 0), (2, 1), (1 << 20, 0), (0, 0)):
         if not fill:
             shadow.drain(list(shadow.live))
         _fill(shadow, fill)
+        if Ability.SWAP in shadow.subject.abilities and num_out:
+            shadow.swap_out(shadow.live[:num_out])
         for seq in shadow.live:
             shadow.write(seq, seq.room)
         for mistake in mistakes(shadow):
@@ -103,6 +124,56 @@ def forks(build: Build) -> None:
             shadow.drain(list(shadow.live))
 
 
+def swaps(build: Build) -> None:
+    """A family leaves between a fork and the write after it, together and one by one, and so does everybody else."""
+    if Ability.SWAP not in Shadow(build).subject.abilities:
+        return
+    for length in (1, 2, 3):
+        _swap_families(Shadow(build), length)
+    _swap_until_full(Shadow(build))
+
+
+def _swap_families(shadow: Shadow, length: int) -> None:
+    """Three generations with an end in the middle of a block, or at its end."""
+    size = shadow.subject.block_size
+    parent = shadow.allocate(min(length * size // 2 + 1, shadow.fresh.largest_free), 1)
+    if parent is None:
+        return
+    family = [parent]
+    if Ability.FORK in shadow.subject.abilities:
+        family += [shadow.fork(parent)]
+        family += [shadow.fork(family[1])]
+    for leaving in (family, family[:1], family[1:], family[::-1]):
+        group = shadow.swap_out(leaving)
+        if group is None:
+            continue
+        if seq := shadow.allocate(1, 1):  # takes what they left
+            shadow.free(seq)
+        for keep in (shadow.subject.num_slots // size * size, 0):
+            if group in shadow.out:
+                shadow.swap_in(group, keep)
+        if group not in shadow.out and Ability.GROW in shadow.subject.abilities:
+            for seq in leaving:
+                shadow.append([seq])
+    if group := shadow.swap_out([seq for seq in family if seq in shadow.live]):
+        shadow.free_out(group, group.seqs[0])
+        if group.seqs:
+            shadow.swap_in(group)
+    shadow.drain(list(shadow.live))
+
+
+def _swap_until_full(shadow: Shadow) -> None:
+    """The host pool is filled until it refuses; then everybody comes back, in the other order."""
+    for _ in range(3):
+        _fill(shadow)
+        while shadow.live and shadow.swap_out(shadow.live[-1:]):
+            pass
+    for group in reversed(shadow.out.copy()):
+        while not shadow.swap_in(group) and shadow.live:
+            shadow.free(shadow.live[0])
+    shadow.drain(list(shadow.live))
+
+
 def drives(build: Build) -> None:
     """A few hundred steps of a small server under each reservation that the allocator can serve."""
     for reservation in (Max(), Pow2(), Oracle(), OnDemand()):
@@ -136,6 +207,8 @@ def drive(build: Build, reservation: Reservation, num_steps: int = 250, seed: in
         if reservation.grows and Ability.FORK in shadow.subject.abilities and shadow.live and random.random() < 0.2:
             parent = random.choice(shadow.live)
             final_len[shadow.fork(parent)] = final_len[parent] + random.randint(0, 3)
+        if reservation.grows and Ability.SWAP in shadow.subject.abilities:
+            _swap_some(shadow, random)
         for seq in list(shadow.live):
             if len(seq.tokens) >= final_len[seq]:
                 shadow.free(seq)
@@ -145,6 +218,15 @@ def drive(build: Build, reservation: Reservation, num_steps: int = 250, seed: in
     shadow.drain(list(shadow.live))
 
 
+def _swap_some(shadow: Shadow, random: Random) -> None:
+    """Who is out returns if there is room; else a family may leave."""
+    for group in shadow.out.copy():
+        shadow.swap_in(group, shadow.subject.block_size)
+    if shadow.live and random.random() < 0.1:
+        family = random.choice(shadow.live).family
+        shadow.swap_out([seq for seq in shadow.live if seq.family == family])
+
+
 def _fill(shadow: Shadow, most: int = 1 << 20) -> None:
     """Grant small equal pieces (a granule, of a large pool a 32nd) until the pool is full."""
     piece = max(shadow.subject.block_size, shadow.subject.num_slots // 32)
@@ -152,4 +234,4 @@ def _fill(shadow: Shadow, most: int = 1 << 20) -> None:
         pass
 
 
-CHECKS: tuple[Callable[[Build], None], ...] = (every_size, same_holes, refusals, growth, forks, drives)
+CHECKS: tuple[Callable[[Build], None], ...] = (every_size, several, same_holes, refusals, growth, forks, swaps, drives)

@@ -15,9 +15,9 @@ class Law(Enum):
     GRANT = "a grant is at least what was asked for, in whole granules, and slots() lists it"
     MEMORY = "every token that was written is read back through slots()"
     EXCLUSIVE = "only fork lets two sequences hold a slot, and nobody writes to a shared one"
-    BOOKS = "usage() sums to the pool, and `used` is what slots() lists, counted once"
+    BOOKS = "usage() sums to the pool, `used` is what slots() lists, counted once; `shared` and `swapped` are as exact"
     LARGEST = "largest_free is exactly the largest request that can be granted"
-    FIT = "can_allocate: OK succeeds, LATER not before a free, NEVER not even in an empty pool; `keep` stays free"
+    FIT = "can_allocate: OK succeeds `count` times, LATER not before a free, NEVER not in a new pool; `keep` stays free"
     PURE = "asking changes nothing"
     ATOMIC = "a call that raises changes nothing"
     ERRORS = "a mistake or a shortage raises what the protocol says, and nothing else raises"
@@ -28,13 +28,18 @@ class Law(Enum):
     CAN_APPEND = "can_append: True means that append succeeds, for fewer sequences too"
     COPIES = "block copies stay within the pool and can be done in any order"
     FORK = "fork shares the parent's slots and takes none"
+    EXTEND = "extend gives a sequence the slots it asks for in all, and it writes on where it was"
+    SWAP = "swap_out moves what nobody else holds, each slot once, swap_in brings it back, shared as it was"
+    CAN_SWAP_IN = "can_swap_in: True exactly where swap_in succeeds and `keep` stays free"
 
     @property
     def needs(self) -> Ability:
         """The ability without which an allocator is not asked."""
         if self in (Law.ROOM, Law.CAN_APPEND, Law.COPIES):
             return Ability.GROW
-        return Ability.FORK if self is Law.FORK else Ability.NONE
+        if self in (Law.SWAP, Law.CAN_SWAP_IN):
+            return Ability.SWAP
+        return Ability.FORK if self in (Law.FORK, Law.EXTEND) else Ability.NONE
 
 
 class Broken(AssertionError):

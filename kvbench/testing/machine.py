@@ -13,11 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from kvbench.allocators.base import Ability, Allocator
 from kvbench.testing.laws import Broken, Law
 from kvbench.testing.mistakes import mistakes
-from kvbench.testing.shadow import Shadow, Tracked
+from kvbench.testing.shadow import Group, Shadow, Tracked
 
 PICK = st.integers(0, 63)
 # A size within two granules (2), half the pool (1), or the pool and a granule more (0); and which.
 SIZE = st.tuples(st.sampled_from([2, 2, 2, 1, 0]), st.integers(0, 4095))
+VERB = st.sampled_from(["free", "allocate", "append", "fork", "extend", "swap_out", "swap_in"])
 ORDER = st.sampled_from(["oldest first", "newest first", "every other"])
 
 
@@ -83,6 +84,38 @@ class AllocatorMachine(RuleBasedStateMachine):
         """A new sequence that shares another's tokens; one of the two writes on, or both, or none yet."""
         self._do(_fork, self._pick(seq), writers)
 
+    @precondition(lambda self: self.has(Ability.FORK))
+    @rule(seq=PICK, more=SIZE)
+    def extend(self, seq: int, more: tuple[int, int]) -> None:
+        """More room for a sequence that was forked."""
+        self._do(_extend, self._pick(seq), self._scaled(more))
+
+    @precondition(lambda self: self.has(Ability.SWAP))
+    @rule(seqs=st.lists(PICK, min_size=1, max_size=3))
+    def swap_out(self, seqs: list[int]) -> None:
+        """Some sequences leave for the host pool."""
+        self._do(Shadow.swap_out, list(dict.fromkeys(self._pick(seq) for seq in seqs)))
+
+    @precondition(lambda self: self.has(Ability.SWAP))
+    @rule(seq=PICK)
+    def swap_out_family(self, seq: int) -> None:
+        """All that share with a sequence leave, right after one more was forked from it."""
+        self._do(_swap_family, self._pick(seq))
+
+    @precondition(lambda self: self.has_out())
+    @rule(group=PICK, keep=st.integers(0, 3))
+    def swap_in(self, group: int, keep: int) -> None:
+        """Those who left together return."""
+        if self._shadow:
+            self._do(Shadow.swap_in, self._pick_group(group), keep * self._shadow.subject.block_size)
+
+    @precondition(lambda self: self.has_out())
+    @rule(group=PICK, seq=PICK)
+    def free_out(self, group: int, seq: int) -> None:
+        """A sequence ends while it is out."""
+        seqs = self._pick_group(group).seqs
+        self._do(Shadow.free_out, self._pick_group(group), seqs[seq % len(seqs)])
+
     @precondition(lambda self: self.has())
     @rule(seq=PICK)
     def free(self, seq: int) -> None:
@@ -101,11 +134,11 @@ class AllocatorMachine(RuleBasedStateMachine):
         """One step of a scheduler."""
         self._do(Shadow.step)
 
-    @rule(size=SIZE, keep=st.integers(0, 5))
-    def probe(self, size: tuple[int, int], keep: int) -> None:
+    @rule(size=SIZE, keep=st.integers(0, 5), count=st.sampled_from([1, 1, 2, 3, 6]))
+    def probe(self, size: tuple[int, int], keep: int, count: int) -> None:
         """What ``can_allocate`` says, and whether it is so."""
         if self._shadow:
-            self._do(Shadow.probe, self._scaled(size), keep * self._shadow.subject.block_size)
+            self._do(Shadow.probe, self._scaled(size), keep * self._shadow.subject.block_size, count)
 
     @rule(keep=st.integers(0, 1))
     def probe_largest(self, keep: int) -> None:
@@ -113,7 +146,11 @@ class AllocatorMachine(RuleBasedStateMachine):
         if self._shadow:
             self._do(Shadow.probe_largest, keep * self._shadow.subject.block_size)
 
-    @rule(verb=st.sampled_from(["free", "allocate", "append", "fork"]), index=PICK, full=st.booleans())
+    @rule(
+        verb=st.sampled_from(["free", "allocate", "append", "fork", "extend", "swap_out", "swap_in"]),
+        index=PICK,
+        full=st.booleans(),
+    )
     def mistake(self, verb: str, index: int, full: bool) -> None:
         """A call that must be refused."""
         for seq in self._shadow.live if self._shadow and full else ():
@@ -132,6 +169,14 @@ class AllocatorMachine(RuleBasedStateMachine):
     def has(self, ability: Ability = Ability.NONE) -> bool:
         """Whether there is a live sequence, and an allocator that can do this."""
         return self._shadow is not None and bool(self._shadow.live) and ability in self._shadow.subject.abilities
+
+    def has_out(self) -> bool:
+        """Whether somebody is swapped out."""
+        return self._shadow is not None and bool(self._shadow.out)
+
+    def _pick_group(self, index: int) -> Group:
+        assert self._shadow
+        return self._shadow.out[index % len(self._shadow.out)]
 
     def _pick(self, index: int) -> Tracked:
         assert self._shadow
@@ -162,6 +207,19 @@ def _fork(shadow: Shadow, parent: Tracked, writers: list[str]) -> None:
     for writer in writers if Ability.GROW in shadow.subject.abilities else ():
         if shadow.append([family[writer]]):
             shadow.write(family[writer], 1)
+
+
+def _extend(shadow: Shadow, seq: Tracked, more: int) -> None:
+    if seq.room:
+        seq = shadow.fork(seq)
+    if shadow.extend(seq, len(seq.tokens) + more):
+        shadow.write(seq, 1)
+
+
+def _swap_family(shadow: Shadow, seq: Tracked) -> None:
+    if Ability.FORK in shadow.subject.abilities:
+        shadow.fork(seq)
+    shadow.swap_out([other for other in shadow.live if other.family == seq.family])
 
 
 def _make_mistake(shadow: Shadow, verb: str, index: int) -> None:

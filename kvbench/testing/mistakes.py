@@ -37,10 +37,42 @@ def mistakes(shadow: Shadow) -> list[Mistake]:
     else:
         text = f"fork({some!r}, {other!r}, 1), which is not declared,"
         found.append(Mistake(text, Law.ABILITIES, (Exception,), lambda: subject.fork(some, other, 1)))
+        text = f"extend({some!r}, 1), which is not declared,"
+        found.append(Mistake(text, Law.ABILITIES, (Exception,), lambda: subject.extend(some, 1, [])))
+    if Ability.SWAP in shadow.subject.abilities:
+        found.extend(_wrong_swaps(shadow, nobody))
+    else:
+        text = f"([{some!r}]), which is not declared,"
+        found.append(Mistake(f"swap_out{text}", Law.ABILITIES, (Exception,), lambda: subject.swap_out([some])))
+        found.append(Mistake(f"swap_in{text}", Law.ABILITIES, (Exception,), lambda: subject.swap_in([some])))
     return found
 
 
+def _wrong_swaps(shadow: Shadow, nobody: Key) -> Iterator[Mistake]:
+    """Of somebody who is out no more may be asked than ``free``; only they come back."""
+    subject = shadow.subject.allocator
+    live, out = shadow.keys(), [key for group in shadow.out for key in group.keys]
+    for keys in [[nobody], [*live, nobody], *([key] for key in out[:1])]:
+        text = f"swap_out({keys}), {keys[-1]!r} holding nothing in the pool,"
+        yield Mistake(text, Law.ERRORS, (KeyError,), partial(subject.swap_out, keys))
+    for keys in [[nobody], *([*group.keys, nobody] for group in shadow.out[:1]), *([key] for key in live[:1])]:
+        text = f"swap_in({keys}), {keys[-1]!r} not being out,"
+        yield Mistake(text, Law.ERRORS, (KeyError, AllocationError), partial(subject.swap_in, keys))
+    for key in out[:1]:
+        held = (ValueError, AllocationError)
+        yield Mistake(f"allocate({key!r}, 1), which is out,", Law.ERRORS, held, partial(subject.allocate, key, 1))
+        if Ability.GROW in shadow.subject.abilities:
+            text, raises = f"append([{key!r}]), which is out,", (KeyError, AllocationError)
+            yield Mistake(text, Law.ERRORS, raises, partial(subject.append, [key], []))
+        if Ability.FORK in shadow.subject.abilities:
+            for seq in shadow.live[:1]:
+                text = f"fork({seq.key!r}, {key!r}, 1), whose child is out,"
+                yield Mistake(text, Law.ERRORS, (ValueError,), partial(subject.fork, seq.key, key, 1))
+
+
 def _wrong_forks(shadow: Shadow, nobody: Key, other: Key) -> Iterator[Mistake]:
+    extend = partial(shadow.subject.allocator.extend, nobody, 1, [])
+    yield Mistake(f"extend({nobody!r}, 1)", Law.ERRORS, (KeyError,), extend)
     wrong: list[tuple[Key, Key, int, type[Exception]]] = [(nobody, other, 1, KeyError)]
     for seq in shadow.live[:1] + shadow.live[-1:]:
         wrong.append((seq.key, other, 0, ValueError))

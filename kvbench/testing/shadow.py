@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from kvbench.allocators.base import Ability, AllocationError, Allocator
 from kvbench.core import BlockCopy, Fit
 from kvbench.testing.laws import Law
-from kvbench.testing.subject import EARLIER, Key, Subject, is_count
+from kvbench.testing.subject import EARLIER, Key, Subject, asked, is_count
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +30,34 @@ class Tracked:
     room: int
 
 
+@dataclass(slots=True, eq=False)
+class Group:
+    """Sequences that were swapped out together.
+
+    Attributes:
+        seqs: those of them that were not freed since.
+        where: for each the slots of its tokens as they are now: of the pool where others held them too, else ``~slot``
+            of the host pool.
+    """
+
+    seqs: list[Tracked]
+    where: dict[Tracked, list[int]]
+
+    @property
+    def keys(self) -> list[Key]:
+        """As the allocator under test knows them."""
+        return [seq.key for seq in self.seqs]
+
+    @property
+    def twins(self) -> list[Key]:
+        """As the twin does."""
+        return [seq.twin for seq in self.seqs]
+
+    def hosted(self) -> set[int]:
+        """The slots of the host pool that they hold."""
+        return {~slot for seq in self.seqs for slot in self.where[seq] if slot < 0}
+
+
 class Shadow:
     """One allocator, the memory its slots stand for, and two more instances to compare with.
 
@@ -46,17 +74,19 @@ class Shadow:
     def __init__(self, build: Callable[[], Allocator]) -> None:
         self.calls: list[str] = []
         self.live: list[Tracked] = []
+        self.out: list[Group] = []
         self.freed: list[tuple[Key, Key]] = []  # keys, to the allocator and to the twin, the newest last
         self.subject = Subject(build(), self.calls)
         self.twin = Subject(build(), self.calls)
         self.empty = Subject(build(), self.calls)
         self.fresh = self.subject.books()
         self._memory: dict[int, int] = {}  # slot -> the write it holds
+        self._host: dict[int, int] = {}  # the same of the host pool
         self._num_writes = 0
         self._num_keys = 0
         self._num_families = 0
         self._slab: int | None = None
-        self._not_now: dict[tuple[int, int], None] = {}  # (slots, keep) that were refused once
+        self._not_now: dict[tuple[int, int, int], None] = {}  # (slots, keep, count) that were refused once
 
     def keys(self) -> list[Key]:
         """The live sequences as the allocator under test knows them."""
@@ -107,6 +137,7 @@ class Shadow:
             return
         self._note_write(seq, count)
         others = {slot: other for other in self.live if other is not seq for slot in self.subject.slots(other.key)}
+        others |= {slot: other for group in self.out for other in group.seqs for slot in group.where[other]}
         for slot in self.subject.slots(seq.key)[len(seq.tokens) : len(seq.tokens) + count]:
             if slot in others:
                 position, other = len(seq.tokens), others[slot].key
@@ -139,22 +170,15 @@ class Shadow:
             return False
         except Exception as error:
             self.subject.unexpected(text, error)
-        kept, done = copies[:1], copies[1:]
-        noted = "".join(f", copy {copy[2]} slots from {copy[0]} to {copy[1]}" for copy in done)
-        self.calls.append(f"{text} -> {room}{noted}")
+        done = self._note_copies(text, room, copies)
         if not is_count(room):
             self.subject.broken(Law.ROOM, f"{text} answered {room!r} instead of a number of tokens >= 1")
-        if kept != [EARLIER]:
-            self.subject.broken(Law.COPIES, f"{text} removed work that was in the list of copies already")
         self._copy(done)
         for seq in seqs:
             seq.room = room
         more = [EARLIER]
         self._same(text, room, lambda: self.twin.allocator.append([seq.twin for seq in seqs], more))
-        if more[1:] != done:
-            self.subject.broken(
-                Law.DETERMINISM, f"{text} asked for the copies {done}, in a second instance for {more[1:]}"
-            )
+        self._same_copies(text, done, more[1:])
         self.check()
         return True
 
@@ -182,6 +206,125 @@ class Shadow:
         self._same(text, None, lambda: self.twin.allocator.fork(parent.twin, twin, length))
         self.check()
         return child
+
+    def extend(self, seq: Tracked, slots: int) -> bool:
+        """Grant a sequence without room ``slots`` in all, more than its tokens; False where it does not fit now."""
+        text = f"extend({seq.key!r}, {slots})"
+        ample = self.subject.books().largest_free >= slots + self.subject.block_size
+        before = self.subject.snapshot(self.keys())
+        copies = [EARLIER]
+        try:
+            granted = self.subject.allocator.extend(seq.key, slots, copies)
+        except AllocationError as error:
+            self.subject.note_shortage(text, error, 1)
+            self.subject.refused(text, before, self.keys(), copies)
+            if ample:
+                self.subject.broken(Law.EXTEND, f"{text} raised AllocationError, though all of it would fit once more")
+            return False
+        except Exception as error:
+            self.subject.unexpected(text, error)
+        done = self._note_copies(text, granted, copies)
+        listed = len(self.subject.slots(seq.key))
+        if not is_count(granted) or granted < slots or granted != listed:
+            self.subject.broken(Law.EXTEND, f"{text} answered {granted}, slots({seq.key!r}) lists {listed}")
+        self._copy(done)
+        seq.room = granted - len(seq.tokens)
+        more = [EARLIER]
+        self._same(text, granted, lambda: self.twin.allocator.extend(seq.twin, slots, more))
+        self._same_copies(text, done, more[1:])
+        self.check()
+        return True
+
+    def swap_out(self, seqs: Sequence[Tracked]) -> Group | None:
+        """Move sequences to the host pool together; None where that is too full. Needs SWAP."""
+        keys = [seq.key for seq in seqs]
+        text = f"swap_out({keys})"
+        before = self.subject.snapshot(self.keys())
+        slots = {seq: self.subject.slots(seq.key) for seq in seqs}
+        stays = {slot for seq in self.live if seq not in slots for slot in self.subject.slots(seq.key)}
+        stays |= {slot for group in self.out for seq in group.seqs for slot in group.where[seq] if slot >= 0}
+        leaves = {slot for listed in slots.values() for slot in listed} - stays
+        room = self.subject.host_slots // self.subject.block_size * self.subject.block_size - len(self._hosted())
+        try:
+            moves = list(self.subject.allocator.swap_out(keys))
+        except AllocationError as error:
+            self.subject.note_shortage(text, error, len(leaves) - room)
+            self.subject.refused(text, before, self.keys())
+            if len(leaves) <= room:
+                self.subject.broken(Law.SWAP, f"{text} raised, though {room} slots of the host pool are free")
+            return None
+        except Exception as error:
+            self.subject.unexpected(text, error)
+        self._note_moves(text, moves)
+        where = self._moved(text, moves, leaves, self._hosted(), self.subject.host_slots)
+        for slot, target in where.items():
+            if slot in self._memory:
+                self._host[target] = self._memory.pop(slot)
+        group = Group(
+            list(seqs), {seq: [~where[slot] if slot in where else slot for slot in slots[seq]] for seq in seqs}
+        )
+        self.live = [seq for seq in self.live if seq not in slots]
+        self._same(text, moves, lambda: list(self.twin.allocator.swap_out(group.twins)))
+        self._set_out([*self.out, group])
+        for seq in self.live:
+            if (now := self.subject.slots(seq.key)) != (listed := before[f"slots({seq.key!r})"]):
+                self.subject.broken(Law.SWAP, f"{text} turned slots({seq.key!r}) from {listed} into {now}")
+        self.check()
+        return group
+
+    def swap_in(self, group: Group, keep: int = 0) -> bool:
+        """Move them back, and hold ``can_swap_in`` against that; False where they do not fit now."""
+        text = f"swap_in({group.keys})"
+        before = self.subject.snapshot(self.keys())
+        can, can_keep = self.subject.can_swap_in(group.keys), self.subject.can_swap_in(group.keys, keep)
+        held = self._holders()
+        try:
+            moves = list(self.subject.allocator.swap_in(group.keys))
+        except AllocationError as error:
+            self.subject.note_shortage(text, error, 1)
+            self.subject.refused(text, before, self.keys())
+            if can or can_keep:
+                self.subject.broken(Law.CAN_SWAP_IN, f"can_swap_in({group.keys}) was True, yet {text} raised")
+            return False
+        except Exception as error:
+            self.subject.unexpected(text, error)
+        self._note_moves(text, moves)
+        where = self._moved(text, moves, group.hosted(), set(held), self.subject.num_slots)
+        for slot, target in where.items():
+            if slot in self._host:
+                self._memory[target] = self._host.pop(slot)
+        for seq in group.seqs:
+            expected = [where[~slot] if slot < 0 else slot for slot in group.where[seq]]
+            if (now := self.subject.slots(seq.key)) != expected:
+                self.subject.broken(Law.SWAP, f"after {text} slots({seq.key!r}) are {now} instead of {expected}")
+        self.live += group.seqs
+        self._same(text, moves, lambda: list(self.twin.allocator.swap_in(group.twins)))
+        self._set_out([other for other in self.out if other is not group])
+        left = self.subject.books().free
+        if not can or can_keep != (left >= keep):
+            question = f"can_swap_in({group.keys}, keep={keep})"
+            self.subject.broken(
+                Law.CAN_SWAP_IN, f"{question} was {can_keep}, with keep=0 {can}; {text} left {left} slots free"
+            )
+        self.check()
+        return True
+
+    def free_out(self, group: Group, seq: Tracked) -> None:
+        """Take everything back from a sequence that is swapped out."""
+        text = f"free({seq.key!r})"
+        before = group.hosted()
+        try:
+            self.subject.allocator.free(seq.key)
+        except Exception as error:
+            self.subject.unexpected(text, error)
+        self.calls.append(text)
+        group.seqs.remove(seq)
+        for slot in before - group.hosted():
+            self._host.pop(slot, None)
+        self.freed.append((seq.key, seq.twin))
+        self._same(text, None, lambda: self.twin.allocator.free(seq.twin))
+        self._set_out([other for other in self.out if other.seqs])
+        self.check()
 
     def free(self, seq: Tracked) -> None:
         """Take everything back from a sequence."""
@@ -219,33 +362,37 @@ class Shadow:
 
     # questions -------------------------------------------------------------------------------------------------------
 
-    def probe(self, slots: int, keep: int) -> None:
-        """Hold ``can_allocate(slots, keep)`` against what then happens; the grant is given back."""
+    def probe(self, slots: int, keep: int, count: int = 1) -> None:
+        """Hold ``can_allocate(slots, keep, count)`` against what then happens; what was granted is given back."""
         self.subject.snapshot(self.keys())
-        answer = self.subject.can_allocate(slots, keep)
-        text = f"can_allocate({slots}, keep={keep})"
+        answer = self.subject.can_allocate(slots, keep, count)
+        text = asked(slots, keep, count)
         self.calls.append(f"{text} -> {answer.name}")
-        ever = self.empty.can_allocate(slots, keep)
+        ever = self.empty.can_allocate(slots, keep, count)
         if ever is Fit.LATER:
             self.subject.broken(Law.FIT, f"{text} answers LATER in an empty pool, where nothing is left to be freed")
         if (answer is Fit.NEVER) != (ever is Fit.NEVER):
             self.subject.broken(Law.FIT, f"{text} answers {answer.name} here and {ever.name} in an empty pool")
         before = self.subject.books()
-        granted = self.allocate(slots, slots)
-        if granted is None:
+        granted: list[Tracked] = []
+        while len(granted) < count and (seq := self.allocate(slots, slots)):
+            granted.append(seq)
+        left = self.subject.books().free
+        for seq in reversed(granted):
+            self.free(seq)
+        if len(granted) < count:
             if answer is Fit.OK:
-                self.subject.broken(Law.FIT, f"{text} answered OK, but allocate raised AllocationError")
-        else:
-            left = self.subject.books().free
-            self.free(granted)
-            if (answer is Fit.OK) != (left >= keep):
                 self.subject.broken(
-                    Law.FIT, f"{text} answered {answer.name}, but granting {slots} leaves {left} slots free"
+                    Law.FIT, f"{text} answered OK, but allocate raised AllocationError after {len(granted)} grants"
                 )
-            if (after := self.subject.books()) != before:
-                self.subject.broken(Law.LEAK, f"granting {slots} and freeing them turned {before} into {after}")
+        elif (answer is Fit.OK) != (left >= keep):
+            self.subject.broken(
+                Law.FIT, f"{text} answered {answer.name}, but granting {slots} {count} times leaves {left} slots free"
+            )
+        if (after := self.subject.books()) != before:
+            self.subject.broken(Law.LEAK, f"granting {slots} and freeing them turned {before} into {after}")
         if answer is not Fit.OK:
-            self._not_now[slots, keep] = None
+            self._not_now[slots, keep, count] = None
 
     def probe_largest(self, keep: int) -> None:
         """``probe`` what is said to be the largest grant possible."""
@@ -256,14 +403,17 @@ class Shadow:
         """Free everything in the given order; the pool must be as good as new."""
         for seq in list(order):
             self.free(seq)
+        for group in self.out.copy():
+            for seq in group.seqs.copy():
+                self.free_out(group, seq)
         after = self.subject.books()
         if after != self.fresh:
             self.subject.broken(Law.LEAK, f"everything was freed: usage is {after}, in a new pool {self.fresh}")
-        for slots, keep in self._not_now:
-            answer = self.subject.can_allocate(slots, keep)
-            ever = self.empty.can_allocate(slots, keep)
+        for slots, keep, count in self._not_now:
+            answer = self.subject.can_allocate(slots, keep, count)
+            ever = self.empty.can_allocate(slots, keep, count)
             if answer is not ever:
-                text = f"can_allocate({slots}, keep={keep})"
+                text = asked(slots, keep, count)
                 self.subject.broken(
                     Law.FIT, f"everything was freed: {text} answers {answer.name}, in a new pool {ever.name}"
                 )
@@ -279,14 +429,22 @@ class Shadow:
     def check(self) -> None:
         """Everything that must hold at any time."""
         books = self.subject.books()
-        total = books.used + books.free + books.cached + books.pinned
-        if total != self.subject.num_slots or min(books) < 0:
-            self.subject.broken(Law.BOOKS, f"{books} sums to {total} in a pool of {self.subject.num_slots} slots")
+        if books.total != self.subject.num_slots or min(books) < 0:
+            self.subject.broken(Law.BOOKS, f"{books} sums to {books.total} in a pool of {self.subject.num_slots} slots")
         holders = self._holders()
         if books.used != len(holders):
             self.subject.broken(
                 Law.BOOKS, f"usage().used is {books.used}, but sequences hold {len(holders)} different slots"
             )
+        held = sum(len(self.subject.slots(seq.key)) for seq in self.live)
+        held += sum(slot >= 0 for group in self.out for seq in group.seqs for slot in group.where[seq])
+        if books.shared != held - len(holders):
+            self.subject.broken(
+                Law.BOOKS,
+                f"usage().shared is {books.shared}, but sequences hold {held} slots, {len(holders)} different ones",
+            )
+        if books.swapped != (swapped := len(self._hosted())):
+            self.subject.broken(Law.BOOKS, f"usage().swapped is {books.swapped}, but {swapped} slots are out")
         self._check_memory()
         largest = books.largest_free
         if largest and (fit := self.subject.can_allocate(largest)) is not Fit.OK:
@@ -317,15 +475,30 @@ class Shadow:
                     self.subject.broken(
                         Law.GRANT, f"slots({seq.key!r}) lists {slot} in a pool of {self.subject.num_slots} slots"
                     )
-                holder, where = holders.setdefault(slot, (seq, position))
-                if holder is seq and where != position:
-                    self.subject.broken(Law.GRANT, f"slots({seq.key!r}) lists slot {slot} twice")
-                if holder.family != seq.family or where != position:
-                    self.subject.broken(
-                        Law.EXCLUSIVE,
-                        f"slot {slot} is token {where} of {holder.key!r} and token {position} of {seq.key!r}",
-                    )
+                self._hold(holders, seq, position, slot)
+        for group in self.out:
+            for seq in group.seqs:
+                for position, slot in enumerate(group.where[seq]):
+                    if slot >= 0:
+                        self._hold(holders, seq, position, slot)
         return holders
+
+    def _hold(self, holders: dict[int, tuple[Tracked, int]], seq: Tracked, position: int, slot: int) -> None:
+        holder, where = holders.setdefault(slot, (seq, position))
+        if holder is seq and where != position:
+            self.subject.broken(Law.GRANT, f"slots({seq.key!r}) lists slot {slot} twice")
+        if holder.family != seq.family or where != position:
+            self.subject.broken(
+                Law.EXCLUSIVE, f"slot {slot} is token {where} of {holder.key!r} and token {position} of {seq.key!r}"
+            )
+
+    def _hosted(self) -> set[int]:
+        """The slots of the host pool that anybody holds."""
+        return set[int]().union(*(group.hosted() for group in self.out))
+
+    def _set_out(self, groups: list[Group]) -> None:
+        self.out = groups
+        self.subject.out = [group.keys for group in groups]
 
     def _check_memory(self) -> None:
         for seq in self.live:
@@ -338,6 +511,11 @@ class Shadow:
                     f"token {position} of {seq.key!r} is lost: it is read from slot {slots[position]}, which "
                     f"{self._content(read[position])}",
                 )
+        for group in self.out:
+            for seq in group.seqs:
+                for token, slot in zip(seq.tokens, group.where[seq], strict=False):
+                    if (self._memory.get(slot) if slot >= 0 else self._host.get(~slot)) != token:
+                        self.subject.broken(Law.MEMORY, f"a token of {seq.key!r} is lost while it is swapped out")
 
     def _content(self, write: int | None) -> str:
         if write is None:
@@ -382,6 +560,44 @@ class Shadow:
             for offset in range(num_slots):
                 if (write := self._memory.get(src + offset)) is not None:
                     self._memory[dst + offset] = write
+
+    def _moved(
+        self, text: str, moves: Sequence[BlockCopy], leaves: set[int], taken: set[int], end: int
+    ) -> dict[int, int]:
+        """Where moves bring each slot: exactly ``leaves``, each to a slot of its own below ``end``, not taken."""
+        where: dict[int, int] = {}
+        for src, dst, num_slots in moves:
+            for offset in range(num_slots):
+                if src + offset in where:
+                    self.subject.broken(Law.SWAP, f"{text} moves slot {src + offset} twice")
+                where[src + offset] = dst + offset
+        if where.keys() != leaves:
+            self.subject.broken(Law.SWAP, f"{text} moves the slots {sorted(where)} instead of {sorted(leaves)}")
+        targets = set(where.values())
+        if len(targets) < len(where) or targets & taken:
+            self.subject.broken(Law.SWAP, f"{text} moves to {sorted(where.values())}, while {sorted(taken)} are in use")
+        if targets and not 0 <= min(targets) <= max(targets) < end:
+            self.subject.broken(Law.SWAP, f"{text} moves to {sorted(targets)} in a pool of {end} slots")
+        return where
+
+    def _note_moves(self, text: str, moves: Sequence[BlockCopy]) -> None:
+        noted = "".join(f", move {num_slots} slots from {src} to {dst}" for src, dst, num_slots in moves)
+        self.calls.append(f"{text}{noted}")
+
+    def _note_copies(self, text: str, answer: object, copies: Sequence[BlockCopy]) -> list[BlockCopy]:
+        """The copies that a call asked for."""
+        kept, done = copies[:1], list(copies[1:])
+        noted = "".join(f", copy {copy[2]} slots from {copy[0]} to {copy[1]}" for copy in done)
+        self.calls.append(f"{text} -> {answer}{noted}")
+        if kept != [EARLIER]:
+            self.subject.broken(Law.COPIES, f"{text} removed work that was in the list of copies already")
+        return done
+
+    def _same_copies(self, text: str, here: list[BlockCopy], there: list[BlockCopy]) -> None:
+        if here != there:
+            self.subject.broken(
+                Law.DETERMINISM, f"{text} asked for the copies {here}, in a second instance for {there}"
+            )
 
     def _same(self, text: str, expected: object, call: Callable[[], object]) -> None:
         """The twin must answer the same."""

@@ -37,6 +37,13 @@ class Books(NamedTuple):
     largest_free: int
     cached: int
     pinned: int
+    shared: int
+    swapped: int
+
+    @property
+    def total(self) -> int:
+        """What must sum to the pool."""
+        return self.used + self.free + self.cached + self.pinned
 
 
 class Mistake(NamedTuple):
@@ -67,6 +74,9 @@ class Subject:
         allocator: the instance.
         calls: where calls that may change something are noted.
 
+    Attributes:
+        out: the groups of sequences that are swapped out.
+
     Raises:
         Broken: here and from any method: a law does not hold.
     """
@@ -74,10 +84,12 @@ class Subject:
     def __init__(self, allocator: Allocator, calls: list[str]) -> None:
         self.allocator = allocator
         self.calls = calls
+        self.out: list[list[Key]] = []
         self._check_protocol()
         self.abilities = allocator.abilities
         self.num_slots = allocator.num_slots
         self.block_size = allocator.block_size
+        self.host_slots = allocator.host_slots if Ability.SWAP in self.abilities else 0
 
     def broken(self, law: Law, reason: str) -> NoReturn:
         """Raise ``Broken`` with the calls so far."""
@@ -88,10 +100,11 @@ class Subject:
         self.calls.append(f"{text} raises {type(error).__name__}")
         raise Broken(Law.ERRORS, f"{text} raised {error!r}", self.calls) from error
 
-    def can_allocate(self, slots: int, keep: int = 0) -> Fit:
+    def can_allocate(self, slots: int, keep: int = 0, count: int = 1) -> Fit:
         """Its answer."""
-        text = f"can_allocate({slots}, keep={keep})"
-        answer = self._ask(text, self.allocator.can_allocate, slots, keep)
+        text = asked(slots, keep, count)
+        several = (count,) if count > 1 else ()
+        answer = self._ask(text, self.allocator.can_allocate, slots, keep, *several)
         if not isinstance(answer, Fit):
             self.broken(Law.FIT, f"{text} answers {answer!r}, not a kvbench.core.Fit")
         return answer
@@ -99,6 +112,10 @@ class Subject:
     def can_append(self, num_seqs: int) -> bool:
         """Its answer."""
         return bool(self._ask(f"can_append({num_seqs})", self.allocator.can_append, num_seqs))
+
+    def can_swap_in(self, keys: Sequence[Key], keep: int = 0) -> bool:
+        """Its answer."""
+        return bool(self._ask(f"can_swap_in({keys}, keep={keep})", self.allocator.can_swap_in, keys, keep))
 
     def slots(self, key: Key) -> list[int]:
         """Its answer."""
@@ -164,7 +181,10 @@ class Subject:
         size = self.block_size
         for slots in (1, size, 2 * size, books.largest_free, books.largest_free + 1):
             for keep in (0, size) if slots else ():
-                answers[f"can_allocate({slots}, keep={keep})"] = self.can_allocate(slots, keep)
+                answers[asked(slots, keep)] = self.can_allocate(slots, keep)
+        for keys_out in self.out:
+            for keep in (0, size):
+                answers[f"can_swap_in({keys_out}, keep={keep})"] = self.can_swap_in(keys_out, keep)
         if Ability.GROW in self.abilities:
             for num_seqs in range(len(keys) + 2):
                 can = answers[f"can_append({num_seqs})"] = self.can_append(num_seqs)
@@ -180,16 +200,23 @@ class Subject:
         if Ability.GROW in abilities:
             verbs += ["can_append", "append"]
         if Ability.FORK in abilities:
-            verbs += ["fork"]
+            verbs += ["fork", "extend"]
+        if Ability.SWAP in abilities:
+            verbs += ["swap_out", "can_swap_in", "swap_in"]
         if absent := [verb for verb in verbs if not callable(getattr(self.allocator, verb, None))]:
             self.broken(Law.PROTOCOL, f"it has no method {', '.join(absent)}")
-        for name in ("num_slots", "block_size"):
+        for name in ("num_slots", "block_size", *(["host_slots"] if Ability.SWAP in abilities else [])):
             value = getattr(self.allocator, name, None)
             if not is_count(value):
                 self.broken(Law.PROTOCOL, f"{name} is {value!r}, not a number >= 1")
         fresh, num_slots = self.books(), self.allocator.num_slots
-        if fresh[:2] != (0, num_slots) or fresh[3:] != (0, 0) or not 1 <= fresh.largest_free <= num_slots:
+        if fresh[:2] != (0, num_slots) or fresh[3:] != (0, 0, 0, 0) or not 1 <= fresh.largest_free <= num_slots:
             self.broken(Law.PROTOCOL, f"a new pool of {num_slots} slots reports {fresh}")
+
+
+def asked(slots: int, keep: int, count: int = 1) -> str:
+    """The question as a report shows it."""
+    return f"can_allocate({slots}, keep={keep}{f', count={count}' if count > 1 else ''})"
 
 
 def is_count(value: object) -> bool:

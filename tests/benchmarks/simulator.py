@@ -27,48 +27,62 @@ from kvbench.engine import Engine, serve
 from kvbench.ledger import Ledger
 from kvbench.records import write_parquet
 from kvbench.reservation import Max, OnDemand
+from kvbench.runners.beams import ScoreModel
 from kvbench.runners.simulated import IterationCosts, Simulated
 from kvbench.schedulers.iteration_level import IterationLevel
 from kvbench.workloads.arrivals import Paper
 from kvbench.workloads.lengths import Alpaca, ShareGPT
 from kvbench.workloads.synthetic import Synthetic
 from tests.reference_loop import Costs, reference
+from tests.reference_streams import Setting, StreamCosts, World
+from tests.simulated_streams import simulated
 
 CASES = {
     "sharegpt_vllm": ("sharegpt", 2.0, "vllm"),
     "sharegpt_orca_max": ("sharegpt", 2.0, "orca_max"),
     "alpaca_vllm": ("alpaca", 28.0, "vllm"),
     "alpaca_orca_max": ("alpaca", 28.0, "orca_max"),
+    "alpaca_vllm_6_samples": ("alpaca", 5.0, "vllm"),
+    "alpaca_vllm_6_beams": ("alpaca", 5.0, "vllm"),
 }
+SAMPLES, BEAMS = "alpaca_vllm_6_samples", "alpaca_vllm_6_beams"
 # OPT-13B on an A100-40GB with one cost per request, whatever the batch: at 28 requests/s Alpaca is then just served.
 COSTS = Costs(a=28.2, b=7.9e-4, c=0.22, p=0.109, q=8.1e-6, c_large=0.22, knee=40)
+# The same for several streams: powers of two near the fitted ones, so that every sum is exact in whatever order.
+PRICES = StreamCosts(28.0, 2.0**-10, 0.25, 2.0**-3, 2.0**-17, 2.0**-4, 2.0**-3, 2.0**-7)
+BETA = 4.0  # of the beams, as fitted on Alpaca
 NUM_SLOTS = 15728
 DURATION_S = 3600.0
 COLUMNS = ("case", "iterations_per_s", "requests_per_s", "ratio_to_reference", "peak_rss_mib")
 
 
-def trace(workload: str, rate: float) -> list[Request]:
+def trace(case: str) -> list[Request]:
     """The paper's trace, seed 0, one hour."""
+    workload, rate, _ = CASES[case]
+    samples, width = 6 if case == SAMPLES else 1, 6 if case == BEAMS else 1
     data_dir = os.environ.get("KVBENCH_DATA_DIR", "data")
     lengths = ShareGPT(data_dir) if workload == "sharegpt" else Alpaca(data_dir)
-    return Synthetic(workload, lengths, Paper(), 2048, rate, DURATION_S).generate().requests
+    synthetic = Synthetic(workload, lengths, Paper(), 2048, rate, DURATION_S, num_samples=samples, beam_width=width)
+    return synthetic.generate().requests
 
 
 def measure(case: str, what: str) -> dict[str, float]:
     """Run one case in this process; ``what`` is ``engine`` or ``reference``."""
-    workload, rate, system = CASES[case]
-    requests = trace(workload, rate)
+    system = CASES[case][2]
+    requests = trace(case)
     if what == "reference":
-        name, limit = ("on_demand", 2048) if system == "vllm" else ("max", 256)
         start = time.process_time()
-        outcome = reference(requests, COSTS, num_slots=NUM_SLOTS, system=name, max_num_seqs=limit, with_rows=False)
-        return {"seconds": time.process_time() - start, "iterations": outcome.iterations}
+        iterations = slow(case, requests)
+        return {"seconds": time.process_time() - start, "iterations": iterations}
     if system == "vllm":
         scheduler = IterationLevel(Paged(NUM_SLOTS), OnDemand(), 2048, 2048)
     else:
         scheduler = IterationLevel(Buddy(NUM_SLOTS), Max(), 2048, 256)
-    costs = IterationCosts(COSTS.a, COSTS.b, COSTS.c, COSTS.p, COSTS.q, COSTS.c_large, COSTS.knee)
-    engine = Engine(scheduler, Simulated(costs), VirtualClock(), Ledger(scheduler.allocator))
+    if case in (SAMPLES, BEAMS):
+        runner = simulated(PRICES, ScoreModel(BETA))
+    else:
+        runner = Simulated(IterationCosts(COSTS.a, COSTS.b, COSTS.c, COSTS.p, COSTS.q, COSTS.c_large, COSTS.knee))
+    engine = Engine(scheduler, runner, VirtualClock(), Ledger(scheduler.allocator))
     start = time.process_time()
     record = serve(engine, requests)
     seconds = time.process_time() - start
@@ -82,6 +96,16 @@ def measure(case: str, what: str) -> dict[str, float]:
         "requests": len(requests),
         "peak_rss_mib": peak,
     }
+
+
+def slow(case: str, requests: list[Request]) -> int:
+    """Iterations of the reference loop."""
+    if case in (SAMPLES, BEAMS):
+        setting = Setting("on_demand", NUM_SLOTS, block_size=16)
+        return len(World(requests, PRICES, ScoreModel(BETA).parents, setting).run(with_memory=False).rows)
+    system, limit = ("on_demand", 2048) if CASES[case][2] == "vllm" else ("max", 256)
+    outcome = reference(requests, COSTS, num_slots=NUM_SLOTS, system=system, max_num_seqs=limit, with_rows=False)
+    return outcome.iterations
 
 
 def fresh(case: str, what: str) -> dict[str, float]:
@@ -110,15 +134,15 @@ def main() -> None:
     rows = []
     for case in CASES:
         runs = [fresh(case, "engine") for _ in range(options.repeats)]
-        slow = fresh(case, "reference")
+        referred = fresh(case, "reference")
         seconds = statistics.median(run["seconds"] for run in runs)
-        if slow["iterations"] != runs[0]["iterations"]:
-            raise SystemExit(f"{case}: {runs[0]['iterations']} iterations, but {slow['iterations']} in the reference")
+        if referred["iterations"] != runs[0]["iterations"]:
+            raise SystemExit(f"{case}: {runs[0]['iterations']} iterations, {referred['iterations']} in the reference")
         row = (
             case,
             round(runs[0]["iterations"] / seconds),
             round(runs[0]["requests"] / seconds),
-            round(slow["seconds"] / seconds, 2),
+            round(referred["seconds"] / seconds, 2),
             round(max(run["peak_rss_mib"] for run in runs), 1),
         )
         rows.append(row)
