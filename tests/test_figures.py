@@ -46,6 +46,8 @@ PUBLISHED: dict[str, Callable[[Path], Results]] = {
     "fig_block_size": lambda folder: write_results(folder, block_size_rows()),
     "fig_swap_microbenchmark": lambda folder: write_results(folder, price_rows()),
     "fig_swap_vs_recompute": lambda folder: write_results(folder, swap_rows()),
+    "fig_shared_prefix": lambda folder: write_results(folder, throughput_rows(figure="fig16")),
+    "fig_chatbot": lambda folder: write_results(folder, throughput_rows(figure="fig17")),
     "fig_memory_waste": lambda folder: write_results(folder, waste_rows()),
     "fig_batched_requests": lambda folder: write_results(folder, batch_rows()),
     "fig_memory_growth": lambda folder: write_results(folder, growth_rows()),
@@ -110,6 +112,10 @@ def test_published_numbers_reproduce_all_but_the_paper_s_contradictions(experime
         "fig_throughput": [
             ("Fig. 12(c)", "ShareGPT, OPT-175B: vLLM sustains 1.7-2.7x the rate of Orca (Oracle)"),
             ("Fig. 12(a-c)", "the gain over Orca (Oracle) is larger with larger models"),
+        ],
+        "fig_chatbot": [
+            ("Fig. 17", f"vLLM sustains 2x the rate of the three Orca systems ({title})")
+            for title in ("new conversations 0.5", "new conversations 0.1", "vLLM 0.5, Orca 0.1")
         ],
     }
     assert failed == expected.get(experiment, [])
