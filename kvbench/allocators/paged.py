@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable
-from operator import sub
 
 from kvbench.allocators.base import Ability, AllocationError
 from kvbench.allocators.block_pool import BlockPool
@@ -97,28 +96,38 @@ class Paged:
 
     def _append_forked(self, seqs: Collection[Hashable], copies: list[BlockCopy]) -> int:
         """``append`` while the tokens of some sequence end before its last slot, as after a fork."""
-        pool, size, lens = self.pool, self.block_size, self._lens
-        free, shared = pool.free, pool.shared
-        tables = {seq: self.tables[seq] for seq in seqs}
-        starts = [lens.get(seq, len(table) * size) for seq, table in tables.items()]
+        size, lens = self.block_size, self._lens
+        free, shared = self.pool.free, self.pool.shared
+        tables = [self.tables[seq] for seq in seqs]
         if len(tables) > len(free):
-            self._check_room(list(tables.values()), starts)
-        ends = []
-        for table, start in zip(tables.values(), starts, strict=True):
-            index = start // size
-            if index == len(table):
+            starts = [lens.get(seq, len(table) * size) for seq, table in zip(seqs, tables, strict=True)]
+            self._check_room(tables, starts)
+        gained = self.num_slots
+        ends: dict[Hashable, int] = {}
+        for seq, table in zip(seqs, tables, strict=True):
+            end = len(table) * size
+            start = lens.get(seq, end)
+            if start == end:
                 table.append(free.pop())
-            elif (block := table[index]) in shared:
-                pool.leave(block)
+                gained = min(gained, size)
+                continue
+            index = start // size
+            block = table[index]
+            if block in shared:
+                self.pool.leave(block)
                 table[index] = new = free.pop()
                 copies.append(BlockCopy(block * size, new * size, start % size))
-            ends.append(len(table) * size)
-        gained = min(map(sub, ends, starts), default=size)
-        for seq, start, end in zip(tables, starts, ends, strict=True):
-            if start + gained < end:
-                lens[seq] = start + gained
-            elif seq in lens:
+            gained = min(gained, end - start)
+            ends[seq] = end
+        for seq, end in ends.items():
+            if lens[seq] + gained == end:
                 del lens[seq]
+            else:
+                lens[seq] += gained
+        if gained < size:
+            for seq, table in zip(seqs, tables, strict=True):
+                if seq not in ends:
+                    lens[seq] = (len(table) - 1) * size + gained
         return gained
 
     def _check_room(self, tables: list[list[int]], starts: list[int]) -> None:
