@@ -73,6 +73,16 @@ def test_both_systems_run_with_the_sequence_limit_of_the_authors_branch() -> Non
     assert content["common"]["system.max_num_seqs"] == 256
 
 
+def test_vllm_is_called_so_under_that_limit(tmp_path: Path) -> None:
+    published_rows = throughput_rows(figure="fig16")
+    rows = changed(published_rows, "vllm", system="vllm[system.max_num_seqs=256]")
+    as_run, plain = (write_results(tmp_path / name, each) for name, each in (("run", rows), ("plain", published_rows)))
+    assert fig_shared_prefix.claims(as_run) == fig_shared_prefix.claims(plain)
+    assert fig_shared_prefix.table(as_run) == fig_shared_prefix.table(plain)
+    (legend,) = fig_shared_prefix.draw(as_run)["fig_shared_prefix"].legends
+    assert "vLLM" in [text.get_text() for text in legend.get_texts()]
+
+
 def test_the_options_stand_beside_the_published_pool() -> None:
     assert published()["table1"]["models"]["opt_13b"]["num_slots"] == 15700  # LLaMA-13B's too
 
