@@ -108,6 +108,13 @@ def throughput_rows(scale: float = 1.0, figure: str = "fig12") -> list[Row]:
     return rows
 
 
+def prefix_rows() -> list[Row]:
+    """Fig. 16 as published, both systems under the authors' limit of sequences."""
+    names = {"vllm": "vllm[system.max_num_seqs=256]"}
+    rows = throughput_rows(figure="fig16")
+    return [row | {"system": names.get(row["system"], row["system"])} for row in rows]
+
+
 def waste_rows() -> list[Row]:
     """Fig. 2 as published."""
     paper = published()["fig2"]

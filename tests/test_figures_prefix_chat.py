@@ -12,9 +12,10 @@ from kvbench.figures import fig_chatbot, fig_shared_prefix
 from kvbench.paper.claims import Claim, Verdict
 from kvbench.paper.curves import crossing
 from kvbench.paper.points import Kind, latency_panels, published
-from tests.synthetic_results import Row, throughput_rows, write_results
+from tests.synthetic_results import Row, prefix_rows, throughput_rows, write_results
 
 CONF = Path(__file__).parents[1] / "conf"
+VLLM = "vllm[system.max_num_seqs=256]"
 
 # Rates at 0.5 s/token, computed independently from the vector paths, and how many measurements a curve has.
 RATES = {
@@ -73,14 +74,14 @@ def test_both_systems_run_with_the_sequence_limit_of_the_authors_branch() -> Non
     assert content["common"]["system.max_num_seqs"] == 256
 
 
-def test_vllm_is_called_so_under_that_limit(tmp_path: Path) -> None:
-    published_rows = throughput_rows(figure="fig16")
-    rows = changed(published_rows, "vllm", system="vllm[system.max_num_seqs=256]")
-    as_run, plain = (write_results(tmp_path / name, each) for name, each in (("run", rows), ("plain", published_rows)))
-    assert fig_shared_prefix.claims(as_run) == fig_shared_prefix.claims(plain)
-    assert fig_shared_prefix.table(as_run) == fig_shared_prefix.table(plain)
-    (legend,) = fig_shared_prefix.draw(as_run)["fig_shared_prefix"].legends
-    assert "vLLM" in [text.get_text() for text in legend.get_texts()]
+def test_vllm_is_called_so_under_that_limit_only(tmp_path: Path) -> None:
+    results = write_results(tmp_path, prefix_rows())
+    (legend,) = fig_shared_prefix.draw(results)["fig_shared_prefix"].legends
+    assert [text.get_text() for text in legend.get_texts()][:2] == ["Orca (Oracle)", "vLLM"]
+    unlimited = write_results(tmp_path / "unlimited", throughput_rows(figure="fig16"))
+    assert "vLLM [system.max_num_seqs=2048]" in str(fig_shared_prefix.table(unlimited))
+    claim = find(fig_shared_prefix.claims(unlimited), "vLLM: rate", figure="Fig. 16(a)")
+    assert claim.verdict is Verdict.NOT_RUN
 
 
 def test_the_options_stand_beside_the_published_pool() -> None:
@@ -101,7 +102,7 @@ def changed(rows: list[Row], *systems: str, **values: object) -> list[Row]:
 
 
 def test_another_prefix_is_not_comparable(tmp_path: Path) -> None:
-    rows = changed(throughput_rows(figure="fig16"), "vllm", options={"prefix_len": 160})
+    rows = changed(prefix_rows(), VLLM, options={"prefix_len": 160})
     claims = fig_shared_prefix.claims(write_results(tmp_path, rows))
     for claim in claims:
         if claim.claim.startswith("Orca"):
@@ -112,21 +113,21 @@ def test_another_prefix_is_not_comparable(tmp_path: Path) -> None:
 
 
 def test_a_prefix_in_another_pool_is_not_comparable(tmp_path: Path) -> None:
-    rows = changed(throughput_rows(figure="fig16"), "vllm", num_slots=8000)
+    rows = changed(prefix_rows(), VLLM, num_slots=8000)
     claim = find(fig_shared_prefix.claims(write_results(tmp_path, rows)), "vLLM: rate", figure="Fig. 16(a)")
     assert claim.verdict is Verdict.NOT_COMPARABLE
     assert claim.note.startswith("the pool has 8000 slots, the paper's about 15700")
 
 
 def test_sentences_that_a_fit_stands_in_for_are_noted(tmp_path: Path) -> None:
-    rows = changed(throughput_rows(figure="fig16"), "vllm", "orca_oracle", workload_source="drawn")
+    rows = changed(prefix_rows(), VLLM, "orca_oracle", workload_source="drawn")
     claim = find(fig_shared_prefix.claims(write_results(tmp_path, rows)), "vLLM: rate", figure="Fig. 16(a)")
     assert claim.verdict is Verdict.REPRODUCED
     assert claim.note.endswith("lengths: drawn")
 
 
 def test_the_gain_over_both_prefixes(tmp_path: Path) -> None:
-    claims = fig_shared_prefix.claims(write_results(tmp_path, throughput_rows(figure="fig16")))
+    claims = fig_shared_prefix.claims(write_results(tmp_path, prefix_rows()))
     claim = find(claims, "the gain over Orca (Oracle) is larger", figure="Fig. 16(a, b)")
     assert claim.measured == pytest.approx(3.541 / 1.69, abs=0.01)
 

@@ -11,18 +11,19 @@ from kvbench.paper.claims import Claim, stated
 from kvbench.results import Results
 
 FIGURE = "fig16"
-AS_RUN = {"vllm[system.max_num_seqs=256]": "vllm"}
-"""vLLM under the limit that the authors' branch for prefixes has -> what it is called here."""
+NAMES = {"vllm[system.max_num_seqs=256]": "vllm", "vllm": "vllm[system.max_num_seqs=2048]"}
+"""What a system is called here: vLLM is the one under the limit that the authors' branch for prefixes has."""
 TEXT = {"a": ("1.67", "with one example"), "b": ("3.58", "with five examples")}
 
 
 class _Named(Results):
-    """The same results, vLLM called so."""
+    """The same results with names of this figure."""
 
     @property
     def summary(self) -> pd.DataFrame:
         """See ``Results``."""
-        return super().summary.replace({"system": AS_RUN})
+        summary = super().summary
+        return summary.assign(system=[NAMES.get(system, system) for system in summary["system"]])
 
 
 def draw(results: Results) -> dict[str, Figure]:
