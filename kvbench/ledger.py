@@ -107,6 +107,7 @@ class Ledger:
         self._flows: list[_Flow] = []
         self._parting: list[Sequence] = []  # admitted in the last row, sharing a block that each will copy or fill
         self._unfilled = 0  # slots at the end of such blocks, for every stream but the first
+        self._new_siblings = 0  # streams beside the first of those admitted in this row
         self._not_computed = 0  # their tokens, for every stream but the first
 
     def record(self, batch: Batch, end_s: float, seconds: float, num_waiting: int) -> None:
@@ -122,7 +123,9 @@ class Ledger:
             for seq in batch.grown:
                 spare = last - seq.origin - seq.final_len
                 if spare > 0:
-                    self._pad(seq, spare * (1 + len(seq.siblings)))
+                    spare *= 1 + len(seq.siblings)
+                    self._padding += spare - self._padding_by.get(seq, 0)
+                    self._padding_by[seq] = spare
         if batch.preempted:
             self._release(batch.preempted)
         if batch.prefills:
@@ -176,26 +179,30 @@ class Ledger:
         for seq in admitted:
             over = seq.requested - seq.final_len
             if over > 0:
+                spare = seq.granted - seq.requested
                 over *= seq.num_prefills
                 self._overreserved += over
                 self._overreserved_by[seq] = over
-                spare = seq.granted - seq.requested
             else:
                 spare = seq.granted - seq.final_len
             if spare > 0:
-                self._pad(seq, spare * seq.num_prefills)
-            if len(seq.siblings) >= seq.num_prefills:
-                self._parting.append(seq)
-                self._unfilled += len(seq.siblings) * (seq.granted - seq.length)
-                self._not_computed += len(seq.siblings) * seq.length
+                spare *= seq.num_prefills
+                self._padding += spare
+                self._padding_by[seq] = spare
+            if seq.siblings:
+                siblings = len(seq.siblings)
+                self._new_siblings += siblings
+                if siblings >= seq.num_prefills:
+                    self._parting.append(seq)
+                    self._unfilled += siblings * (seq.granted - seq.length)
+                    self._not_computed += siblings * seq.length
 
     def _ask(self, batch: Batch) -> None:
         """Ask the allocator for its books, and keep what most runs never have."""
         self._usage = usage = self.allocator.usage()
         self._stale = False
-        siblings = batch.num_siblings
-        for seq in batch.prefills:
-            siblings += len(seq.siblings)
+        siblings = batch.num_siblings + self._new_siblings
+        self._new_siblings = 0
         if self._kept or usage.cached or usage.pinned or usage.shared or siblings:
             hidden = usage.shared - self._unfilled - self._not_computed
             self._kept.append(_Kept(self._num_rows(), usage.cached, usage.pinned, usage.shared, siblings, hidden))

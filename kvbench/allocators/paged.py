@@ -248,7 +248,7 @@ class Paged:
 
     def free(self, seq: Hashable) -> None:
         """Drop the sequence from the holders of its blocks."""
-        if seq in self.swapped:
+        if self.swapped and seq in self.swapped:
             table = self.swapped.pop(seq)
             self.host_pool.give_back([~block for block in table if block < 0])
             self.pool.give_back([block for block in table if block >= 0])

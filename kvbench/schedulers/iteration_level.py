@@ -131,9 +131,7 @@ class IterationLevel:
         returned: Seq[Sequence] = ()
         if self.swapped and not preempted:
             returned = self._return(copies)
-        num_decodes = len(self.running)
-        num_siblings = self.num_siblings
-        num_beams = self.num_beams
+        num_decodes, num_siblings, num_beams = len(self.running), self.num_siblings, self.num_beams
         context_len = self.context_len
         prefills: Seq[Sequence] = ()
         rejected: Seq[tuple[Sequence, str]] = ()
@@ -191,6 +189,10 @@ class IterationLevel:
                 self._copy(pairs, copies)
             forks.clear()
             return [], 0, []
+        if not (cohort or forks):
+            if allocator.can_append(self._widest):
+                return [], 0, []
+            return self._serve_in_order(cohort, copies)
         streams = [stream for seq in cohort for stream in seq.streams]
         if not allocator.can_append(len(streams) + sum(map(len, forks.values())) + self._widest):
             return self._serve_in_order(cohort, copies)
@@ -437,8 +439,8 @@ class IterationLevel:
     def _stop(self, seq: Sequence) -> None:
         """It leaves the books of what runs."""
         seq.length = length = self.step - seq.origin
-        siblings = len(seq.siblings)
-        if siblings:
+        if seq.siblings:
+            siblings = len(seq.siblings)
             length *= 1 + siblings
             self.num_siblings -= siblings
             if seq.request.is_beam:
