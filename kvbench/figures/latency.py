@@ -31,24 +31,26 @@ def draw_panel(
         published: system -> the paper's curve.
         top_s: of the axis (s/token).
     """
+    exits: list[float] = []
     for system, look in style.looks(measured).items():
         points = measured[system]
         style.plot(axes, points, look)
-        _mark_exit(axes, points, look.color, top_s, filled=True)
+        exits += _mark_exit(axes, points, look.color, top_s, filled=True)
         if system in published:
             inside = [(point.x, point.y) for point in published[system].points if point.kind is Kind.PLOTTED]
             style.plot_hollow(axes, inside, look.color, look.marker, size=6)
             leaving = [(point.x, point.y) for point in published[system].points]
-            _mark_exit(axes, leaving, look.color, top_s, filled=False)
+            exits += _mark_exit(axes, leaving, look.color, top_s, filled=False)
     shown = [x for points in measured.values() for x, y in points if y <= 1.1 * top_s]
     shown += [p.x for s in measured if s in published for p in published[s].measurements if p.y <= 1.1 * top_s]
-    axes.set_xlim(0, 1.1 * max(shown, default=1.0))
+    axes.set_xlim(0, max(1.1 * max(shown, default=1.0), 1.03 * max(exits, default=0.0)))
     axes.set_ylim(0, top_s)
     axes.set_title(title)
     axes.set_xlabel("Request rate (requests/s)")
 
 
-def _mark_exit(axes: Axes, points: Pairs, color: str, top_s: float, *, filled: bool) -> None:
+def _mark_exit(axes: Axes, points: Pairs, color: str, top_s: float, *, filled: bool) -> list[float]:
+    """A triangle where a curve leaves the axes; the rate there, if there is one."""
     leaves = crossing(points, top_s).rate
     if leaves is not None:
         axes.plot(
@@ -62,6 +64,7 @@ def _mark_exit(axes: Axes, points: Pairs, color: str, top_s: float, *, filled: b
             clip_on=False,
             zorder=5,
         )
+    return [] if leaves is None else [leaves]
 
 
 def legend(systems: Iterable[str], way: str) -> list[Artist]:
