@@ -94,7 +94,7 @@ def test_real_points_run_three_times_trial_after_trial(monkeypatch: pytest.Monke
     assert [config["trial"] for config in simulated] == [0] * 4
     assert load_experiment("fig_fidelity")["common"]["system"] == list(SYSTEMS)
     assert {config["costs"]["name"] for config in simulated} == {"local"}
-    assert {config["seed"] for config in configs} == {0}
+    assert {config["seed"] for config in configs} == {1}
     pairs = {(repr(config["workload"]), config["model"]["max_model_len"]) for config in configs}
     assert len(pairs) == 2  # real and simulated serve the same requests
     assert {row.point.folder.count("trial") for row in found.rows} == {0, 1}
@@ -124,7 +124,7 @@ def test_the_seed_is_not_the_calibration_s() -> None:
     from kvbench.calibrate.runs import DEFAULT_MODEL, SEED
 
     common = load_experiment("fig_fidelity")["common"]
-    assert common.get("seed", 0) not in (SEED, SEED + 1)
+    assert common["seed"] not in (SEED, SEED + 1)
     assert DEFAULT_MODEL.items() <= common.items()
 
 

@@ -514,6 +514,7 @@ def _profile(
         batch = PackedBatch(start, context_len, torch.arange(end), start[:-1], None, 1)
         sample(model(torch.zeros(end, dtype=torch.int64), positions, batch), rows, context_len)
 
+    _keep_freed_memory()  # as in a run
     prefill([1])  # compiles
     lengths = [longest, *(rest // num_others + (row < rest % num_others) for row in range(num_others))]
     return peak_bytes(lambda: prefill(lengths))

@@ -155,23 +155,26 @@ def measure(shapes: Model, side: str, work: list[Request]) -> dict[str, float]:
 
 
 def overhead(shapes: Model, batch: int, prompt_len: int, num_steps: int) -> dict[str, float]:
-    """What a decode step takes, medians over ``num_steps`` of them, in this process."""
+    """What a decode step of the whole batch takes, medians over its steps, in this process."""
     work = [Request(i, 0.0, prompt_len, num_steps + 1) for i in range(batch)]
     ours, runner = engine(shapes, work)
-    steps: list[tuple[float, float]] = []  # seconds of the whole step and of the forward
+    steps: list[tuple[int, float, float]] = []  # number, seconds of the whole step and of the forward
     model_s, end = 0.0, time.perf_counter()
-    for step in ours.run(work):
+    for number, step in enumerate(ours.run(work)):
         now = time.perf_counter()
         if step.num_decodes == batch:
-            steps.append((now - end, runner.model_s - model_s))
+            steps.append((number, now - end, runner.model_s - model_s))
         model_s, end = runner.model_s, now
-    executed = statistics.median(ours.ledger.columns()["seconds"][-len(steps) :].tolist())
-    whole, forward = (statistics.median(column) for column in zip(*steps, strict=True))
+    executed = ours.ledger.columns()["seconds"]
+    whole = statistics.median(seconds for _, seconds, _ in steps)
+    forward = statistics.median(seconds for _, _, seconds in steps)
+    in_runner = statistics.median(float(executed[number]) - seconds for number, _, seconds in steps)
+    outside = statistics.median(seconds - float(executed[number]) for number, seconds, _ in steps)
     return {
         "step_ms": whole * 1e3,
         "forward_ms": forward * 1e3,
-        "runner_pct": (executed - forward) / whole * 100,
-        "engine_pct": (whole - executed) / whole * 100,
+        "runner_pct": in_runner / whole * 100,
+        "engine_pct": outside / whole * 100,
     }
 
 
