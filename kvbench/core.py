@@ -67,6 +67,7 @@ class Sequence:
         granted: slots it got then, at least ``requested``.
         cohort: the running sequences that fill their room at the same step; a dict used as an ordered set.
         num_prefills: streams whose tokens were computed for themselves at the last admission; 1: all share the first's.
+        num_cached: tokens that were there already at the last admission: those of a shared prefix.
     """
 
     request: Request
@@ -82,6 +83,7 @@ class Sequence:
     finish_s: float = -1.0
     siblings: tuple[Sequence, ...] = ()
     num_prefills: int = 1
+    num_cached: int = 0
 
     @property
     def streams(self) -> tuple[Sequence, ...]:
@@ -124,6 +126,7 @@ class Batch:
         swapped: those of ``preempted`` whose tokens were moved to the host pool.
         returned: decodes whose tokens were moved back from there.
         moves: the moves of ``swapped``, or of ``returned``: never both in a step. Done first.
+        prefixes: sequences of shared prefixes, to be computed before the copies; they stay.
     """
 
     step: int
@@ -144,6 +147,7 @@ class Batch:
     swapped: Seq[Sequence] = ()
     returned: Seq[Sequence] = ()
     moves: Seq[BlockCopy] = ()
+    prefixes: Seq[Sequence] = ()
 
 
 @dataclass(slots=True, eq=False)

@@ -49,8 +49,11 @@ class Engine:
         now = clock.now()
         while True:
             while upcoming is not None and upcoming.arrival_s <= now:
-                sequences.append(_streams(upcoming))
-                waiting.append(sequences[-1])
+                seq = Sequence(upcoming, upcoming.prompt_len + upcoming.output_len, upcoming.prompt_len)
+                if upcoming.num_seqs > 1:
+                    seq.siblings = _siblings(seq)
+                sequences.append(seq)
+                waiting.append(seq)
                 upcoming = next(arrivals, None)
             if not running and not waiting and not scheduler.swapped:
                 if upcoming is None:
@@ -64,10 +67,7 @@ class Engine:
             if batch.rejected:
                 self.rejected.update(batch.rejected)
             if not running:
-                if not (batch.preempted or batch.rejected):
-                    raise RuntimeError(f"{len(waiting)} sequences wait, nothing runs and nothing was decided")
-                ledger.skip(batch)  # no iteration, hence no row
-                now = clock.advance(runner.execute(batch).seconds) if batch.moves else now
+                now = self._skip(batch, now)
                 continue
 
             result = runner.execute(batch)
@@ -83,14 +83,19 @@ class Engine:
                     seq.finish_s = now
             yield batch
 
+    def _skip(self, batch: Batch, now: float) -> float:
+        """A step in which nothing is left to run: no iteration, hence no row; returns the time after it."""
+        if not (batch.preempted or batch.rejected):
+            waiting = len(self.scheduler.waiting)
+            raise RuntimeError(f"{waiting} sequences wait, nothing runs and nothing was decided")
+        self.ledger.skip(batch)
+        return self.clock.advance(self.runner.execute(batch).seconds) if batch.moves else now
 
-def _streams(request: Request) -> Sequence:
-    """The first stream of a request, with its siblings."""
-    seq = Sequence(request, request.prompt_len + request.output_len, request.prompt_len)
-    if request.num_seqs > 1:
-        siblings = range(request.num_seqs - 1)
-        seq.siblings = tuple(Sequence(request, seq.final_len, seq.length) for _ in siblings)
-    return seq
+
+def _siblings(first: Sequence) -> tuple[Sequence, ...]:
+    """The other streams of its request."""
+    request = first.request
+    return tuple(Sequence(request, first.final_len, first.length) for _ in range(request.num_seqs - 1))
 
 
 def _stamp(prefills: Seq[Sequence], now: float) -> None:
@@ -99,7 +104,7 @@ def _stamp(prefills: Seq[Sequence], now: float) -> None:
         if seq.first_token_s < 0:
             seq.first_token_s = now
         else:
-            seq.recomputed_tokens += seq.num_prefills * (seq.length - 1)
+            seq.recomputed_tokens += seq.num_prefills * (seq.length - 1) - seq.num_cached
 
 
 def serve(engine: Engine, requests: Iterable[Request]) -> Record:

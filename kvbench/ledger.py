@@ -109,10 +109,12 @@ class Ledger:
         self._unfilled = 0  # slots at the end of such blocks, for every stream but the first
         self._new_siblings = 0  # streams beside the first of those admitted in this row
         self._not_computed = 0  # their tokens, for every stream but the first
+        self._prefix_states = 0  # tokens of shared prefixes
+        self._cached = 0  # those of them that the admitted of this row found there
 
     def record(self, batch: Batch, end_s: float, seconds: float, num_waiting: int) -> None:
         """Book what happened before the iteration, then note its row."""
-        if self._parting or batch.moves or batch.copies:
+        if self._parting or batch.moves or batch.copies or batch.prefixes:
             self._book_streams(batch)
         if self._events is not None:
             self._note(batch)
@@ -189,6 +191,7 @@ class Ledger:
                 spare *= seq.num_prefills
                 self._padding += spare
                 self._padding_by[seq] = spare
+            self._cached += seq.num_cached
             if seq.siblings:
                 siblings = len(seq.siblings)
                 self._new_siblings += siblings
@@ -203,8 +206,9 @@ class Ledger:
         self._stale = False
         siblings = batch.num_siblings + self._new_siblings
         self._new_siblings = 0
-        if self._kept or usage.cached or usage.pinned or usage.shared or siblings:
-            hidden = usage.shared - self._unfilled - self._not_computed
+        if self._kept or usage.cached or usage.pinned or usage.shared or siblings or self._prefix_states:
+            hidden = usage.shared - self._unfilled - self._not_computed - self._prefix_states - self._cached
+            self._cached = 0
             self._kept.append(_Kept(self._num_rows(), usage.cached, usage.pinned, usage.shared, siblings, hidden))
 
     def _book_streams(self, batch: Batch) -> None:
@@ -213,6 +217,9 @@ class Ledger:
         Streams admitted in the last row write for the first time: each holds a last block of its own.
         """
         self._stale = True
+        for prefix in batch.prefixes:
+            self._prefix_states += prefix.length
+            self._padding += prefix.granted - prefix.length
         for seq in self._parting:
             if seq in batch.running and (spare := self._padding_by.get(seq, 0)):
                 self._pad(seq, spare * (1 + len(seq.siblings)))

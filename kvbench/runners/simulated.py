@@ -192,6 +192,9 @@ class Simulated:
                 length = padded_len or seq.length
                 prefill_len += length
                 square_len += length * length
+                if seq.num_cached:
+                    prefill_len -= seq.num_cached
+                    square_len -= seq.num_cached * seq.num_cached
                 if seq.siblings:
                     wide = True
                     prefill_len += length * (seq.num_prefills - 1)
@@ -205,7 +208,7 @@ class Simulated:
             ms += self._p * prefill_len
             ms += self._q * square_len
         parents: dict[Sequence, Seq[int]] | None = None
-        if wide or batch.moves:
+        if wide or batch.moves or batch.prefix_len or batch.copies:
             ms, parents = self._streams(batch, ms)
         endings = self._endings.pop(batch.step, None)
         if endings is None:

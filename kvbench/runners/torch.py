@@ -45,17 +45,27 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 KEPT_BYTES = 2**30
 SPARE_BLOCKS = 4
 """Columns of a batch's block tables beyond the longest, so that they need not be laid out anew whenever one grows."""
+PREFIX_KEY = 2**62
+"""Stands for a request's id where a shared prefix is drawn."""
 Prompts = Callable[[Request], list[int]]
 """The token ids of a request's prompt, ``prompt_len`` of them."""
 
 
 def random_prompts(vocab_size: int, seed: int) -> Prompts:
-    """Uniformly random ids that depend on the request's id and ``seed`` alone: lengths are all that a trace knows."""
+    """Uniformly random ids that depend on the request's id and ``seed`` alone: lengths are all that a trace knows.
+
+    A prefix is the same for all requests.
+    """
+
+    def draw(key: int, count: int) -> list[int]:
+        rng = np.random.Generator(np.random.Philox(key=[seed, key]))
+        ids: list[int] = rng.integers(vocab_size, size=count).tolist()
+        return ids
 
     def prompt(request: Request) -> list[int]:
-        rng = np.random.Generator(np.random.Philox(key=[seed, request.id]))
-        ids: list[int] = rng.integers(vocab_size, size=request.prompt_len).tolist()
-        return ids
+        own = request.prompt_len - request.prefix_len
+        prefix = draw(PREFIX_KEY, request.prefix_len) if request.prefix_len else []
+        return prefix + (draw(request.id, own) if own else [])
 
     return prompt
 
@@ -204,6 +214,8 @@ class Torch:
         started = time.perf_counter()
         if batch.moves:
             self._swap(batch)
+        for prefix in batch.prefixes:
+            self._compute(prefix)
         if batch.copies:
             self.cache.copy(batch.copies)
         if not batch.running:
@@ -231,6 +243,14 @@ class Torch:
         parents = self._search(batch, layout, logits, tokens) if batch.num_beams or self._moved else None
         finished = self._append(layout.seqs, tokens)
         return StepResult(time.perf_counter() - started, finished, parents)
+
+    def _compute(self, prefix: Sequence) -> None:
+        """Fill the slots of a prefix that others will share."""
+        slots, size, length = self.allocator.slots(prefix), self.allocator.block_size, prefix.length
+        table = self._tensor([[slot // size for slot in slots[::size]]])
+        start, context_len = self._tensor([0, length]), self._tensor([length])
+        packed = PackedBatch(start, context_len, self._tensor(slots[:length]), None, table, size)
+        self.model(self._tensor(self.prompts(prefix.request)), self._tensor(list(range(length))), packed)
 
     def _swap(self, batch: Batch) -> None:
         """Move blocks to the host pool, or back."""
@@ -265,11 +285,11 @@ class Torch:
         self._moved = [seq for seq in batch.prefills if seq.siblings]  # they fork in the next iteration
         if seqs == layout.seqs and layout.source is None and not (batch.prefills or batch.returned):
             for seq in changed:
-                for stream in seq.streams:
-                    blocks = self._streams[stream].blocks
+                for each in seq.streams:
+                    blocks = self._streams[each].blocks
                     if len(blocks) > layout.where.shape[1]:
                         break
-                    layout.where[layout.rows[stream], : len(blocks)] = blocks
+                    layout.where[layout.rows[each], : len(blocks)] = blocks
                 else:
                     continue
                 break
@@ -288,8 +308,8 @@ class Torch:
             where = np.array([[stream.slots[0]] for stream in streams])
         else:
             where = np.zeros((len(streams), max(len(stream.blocks) for stream in streams) + SPARE_BLOCKS), np.int64)
-            for row, stream in zip(where, streams, strict=True):
-                row[: len(stream.blocks)] = stream.blocks
+            for row, of in zip(where, streams, strict=True):
+                row[: len(of.blocks)] = of.blocks
         origins = np.array([seq.origin for seq in seqs for _ in ((seq,) if seq in sharing else seq.streams)])
         sampling = SamplingRows.of([self._streams[stream].params for stream in drawn])
         self._layout = Layout(seqs, computed, streams, rows, origins, where, drawn, source, sampling)
@@ -308,10 +328,11 @@ class Torch:
         counts = np.ones(len(lengths), np.int64)
         positions, slots = [newest], [written]
         for row, stream in enumerate(layout.streams[num_decodes:], num_decodes):
-            length = counts[row] = len(stream.tokens)
-            ids += stream.tokens
-            positions.append(np.arange(length))
-            slots.append(np.array(stream.slots[:length]))
+            first, length = layout.computed[row].num_cached, len(stream.tokens)
+            counts[row] = length - first
+            ids += stream.tokens[first:]
+            positions.append(np.arange(first, length))
+            slots.append(np.array(stream.slots[first:length]))
         query_start = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(counts, out=query_start[1:])
         addresses = self._tensor(where)

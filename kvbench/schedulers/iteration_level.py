@@ -15,11 +15,11 @@ from collections.abc import Sequence as Seq
 from typing import Literal
 
 from kvbench.allocators.base import Ability, AllocationError, Allocator
-from kvbench.core import Batch, BlockCopy, Fit, KvbenchError, Sequence
+from kvbench.core import Batch, BlockCopy, Fit, KvbenchError, Request, Sequence
 from kvbench.reservation import Reservation
 from kvbench.schedulers.base import check_at_least, check_corner
 
-OK, NEVER = Fit.OK, Fit.NEVER  # looked up in the loop
+OK, LATER, NEVER = Fit.OK, Fit.LATER, Fit.NEVER  # looked up in the loop
 NOBODY: dict[Sequence, None] = {}
 Restore = Literal["auto", "recompute", "swap"]
 Fork = tuple[Sequence, Sequence]
@@ -102,10 +102,15 @@ class IterationLevel:
         self._grows = reservation.grows
         self._shares = reservation.grows and Ability.FORK in allocator.abilities
         self._swaps = Ability.SWAP in allocator.abilities
+        self._block_size = allocator.block_size
         self._widest = 1  # most streams of any request so far
         self._forks: dict[Sequence, list[Fork]] = {}  # by request, those since the last step: somebody has to copy
         self._forks_out: dict[Sequence, list[Fork]] = {}  # of those swapped out
         self._moves: list[BlockCopy] = []
+        self.prefix_len = 0  # tokens of context_len that lie in a shared prefix
+        self._prefixes: dict[int, Sequence] = {}  # by length; registered when first asked for, and kept
+        self._prefix_states = 0  # their own tokens
+        self._new_prefixes: list[Sequence] = []
         self._rejected: list[tuple[Sequence, str]] = []
 
     def schedule(self) -> Batch:
@@ -132,11 +137,11 @@ class IterationLevel:
         if self.swapped and not preempted:
             returned = self._return(copies)
         num_decodes, num_siblings, num_beams = len(self.running), self.num_siblings, self.num_beams
-        context_len = self.context_len
+        context_len, prefix_len = self.context_len, self.prefix_len
         prefills: Seq[Sequence] = ()
         rejected: Seq[tuple[Sequence, str]] = ()
         if self.waiting and not (self.blocked or preempted or self.swapped):
-            prefills = self._admit()
+            prefills = self._admit(copies)
         if self._rejected:
             rejected, self._rejected = self._rejected, []
         batch = Batch(  # by position: keywords cost half a microsecond in every step
@@ -146,7 +151,7 @@ class IterationLevel:
             context_len,
             prefills,
             0,
-            self.context_len,
+            self.context_len + self._prefix_states,
             grown,
             gained,
             preempted,
@@ -154,7 +159,10 @@ class IterationLevel:
             copies,
             num_siblings,
             num_beams,
+            prefix_len,
         )
+        if self._new_prefixes:
+            batch.prefixes, self._new_prefixes = self._new_prefixes, []
         if returned:
             batch.returned = returned
         if self._moves:
@@ -304,6 +312,7 @@ class IterationLevel:
         self.running[seq] = None
         siblings = len(seq.siblings)
         self.context_len += seq.length * (1 + siblings)
+        self.prefix_len += seq.num_cached * (1 + siblings)
         if siblings:
             self.num_siblings += siblings
             self._widest = max(self._widest, 1 + siblings)
@@ -338,7 +347,7 @@ class IterationLevel:
             self._file(cohort, self.step + gained)
         return grown, gained, preempted
 
-    def _admit(self) -> list[Sequence]:
+    def _admit(self, copies: list[BlockCopy]) -> list[Sequence]:
         """Move the head of the queue into service until something stops it."""
         allocator, calendar, waiting, running = self.allocator, self.calendar, self.waiting, self.running
         step, keep, grows, max_num_tokens = self.step, self.keep, self._grows, self.max_num_batched_tokens
@@ -360,7 +369,8 @@ class IterationLevel:
                     continue
                 break  # not `blocked`: the budget is new in every step
             slots = max(self.reservation.slots(seq.request, self.max_model_len), length)
-            fit = allocator.can_allocate(slots, keep) if not siblings else self._can_place(seq, slots)
+            shares = siblings or seq.request.prefix_len
+            fit = self._can_place(seq, slots) if shares else allocator.can_allocate(slots, keep)
             if fit is not OK:
                 if fit is NEVER:
                     streams = f" for each of {1 + len(siblings)} streams" if siblings else ""
@@ -371,7 +381,7 @@ class IterationLevel:
                 break
             num_tokens += length
             seq.requested = slots
-            seq.granted = granted = allocator.allocate(seq, slots)
+            seq.granted = granted = self._place(seq, copies) if shares else allocator.allocate(seq, slots)
             seq.origin = origin = step - length
             if grows:
                 due = origin + granted + 1
@@ -380,8 +390,7 @@ class IterationLevel:
                     cohort = calendar[due] = {}
                 cohort[seq] = None
                 seq.cohort = cohort
-            if siblings:
-                self._place_siblings(seq)
+            if shares:
                 self._start(seq)
             else:
                 running[seq] = None
@@ -391,21 +400,53 @@ class IterationLevel:
         return admitted
 
     def _can_place(self, seq: Sequence, slots: int) -> Fit:
-        """Whether all streams of a request find room: those that share their prompt need no more than one."""
-        seq.num_prefills = 1 if self._shares and seq.length == seq.request.prompt_len else 1 + len(seq.siblings)
-        return self.allocator.can_allocate(slots, self.keep, seq.num_prefills)
+        """Whether all streams of a request find room.
 
-    def _place_siblings(self, seq: Sequence) -> None:
-        """Let the siblings share what the first stream was granted, or grant each its own."""
-        allocator, length = self.allocator, seq.length
-        if seq.num_prefills > 1:
-            for sibling in seq.siblings:
-                allocator.allocate(sibling, seq.requested)
-            return
+        Those that share their prompt need no more than one, and a shared prefix needs only what its last block holds.
+        """
+        request = seq.request
+        is_new = self._shares and seq.length == request.prompt_len
+        seq.num_prefills = 1 if is_new else 1 + len(seq.siblings)
+        seq.num_cached = 0
+        if not (request.prefix_len and self._shares and seq.num_prefills == 1):
+            return self.allocator.can_allocate(slots, self.keep, seq.num_prefills)
+        fit = self._register(request.prefix_len)
+        if fit is OK:
+            seq.num_cached = request.prefix_len
+            fit = self.allocator.can_allocate(
+                slots - request.prefix_len // self._block_size * self._block_size, self.keep
+            )
+        return NEVER if fit is LATER and not (self.running or self.swapped) else fit  # a prefix is never released
+
+    def _register(self, prefix_len: int) -> Fit:
+        """Grant a prefix its slots, once and for good."""
+        if prefix_len in self._prefixes:
+            return OK
+        fit = self.allocator.can_allocate(prefix_len, self.keep)
+        if fit is OK:
+            request = Request(-1, 0.0, prefix_len, 1, prefix_len=prefix_len)
+            prefix = self._prefixes[prefix_len] = Sequence(request, prefix_len, prefix_len)
+            prefix.granted = self.allocator.allocate(prefix, prefix_len)
+            self._prefix_states += prefix_len
+            self._new_prefixes.append(prefix)
+        return fit
+
+    def _place(self, seq: Sequence, copies: list[BlockCopy]) -> int:
+        """Let a request share its prefix, and its siblings its prompt, or grant each its own; returns what each has."""
+        allocator, length, slots = self.allocator, seq.length, seq.requested
+        if seq.num_cached:
+            allocator.fork(self._prefixes[seq.num_cached], seq, seq.num_cached)
+            granted = allocator.extend(seq, slots, copies)
+        else:
+            granted = allocator.allocate(seq, slots)
         for sibling in seq.siblings:
-            allocator.fork(seq, sibling, length)
-        if length % allocator.block_size:
+            if seq.num_prefills > 1:
+                allocator.allocate(sibling, slots)
+            else:
+                allocator.fork(seq, sibling, length)
+        if seq.siblings and seq.num_prefills == 1 and length % self._block_size:
             self._forks[seq] = [(seq, sibling) for sibling in seq.siblings]
+        return granted
 
     def _reject(self, reason: str) -> None:
         """Drop the head of the queue for good."""
@@ -446,6 +487,8 @@ class IterationLevel:
             if seq.request.is_beam:
                 self.num_beams -= siblings
         self.context_len -= length
+        if seq.num_cached:
+            self.prefix_len -= seq.num_cached * (1 + len(seq.siblings))
         cohort = seq.cohort
         if cohort is not None:
             del cohort[seq]
