@@ -168,5 +168,5 @@ def test_a_shared_prefix_equals_the_prefix_pasted_in() -> None:
     shared, pasted = (run("tiny_llama", system(name, MAX_LEN + 28), requests) for name in ("recompute4", "copies4"))
     assert shared[1].outputs == pasted[1].outputs
     assert shared[0].steps["shared"].max() >= 16
-    assert shared[0].steps["prefill_tokens"].sum() < pasted[0].steps["prefill_tokens"].sum()
+    assert 0 < shared[0].steps["prefill_tokens"][0] < pasted[0].steps["prefill_tokens"][0]
     assert shared[0].requests["num_preemptions"].sum() > 0
