@@ -873,7 +873,7 @@ BUGS = [
     Bug(HostBlockGivenTwice, (Law.SWAP,)),
     Bug(SwapInUnshares, (Law.SWAP,)),
     Bug(SwapInSortsTable, (Law.SWAP,)),
-    Bug(SwapForgetsFork, (Law.ROOM, Law.EXCLUSIVE, Law.MEMORY)),
+    Bug(SwapForgetsFork, (Law.ROOM, Law.EXCLUSIVE, Law.MEMORY), directed=True),
     Bug(SwappedNotFreed, (Law.BOOKS,)),
     Bug(SwappedNotCounted, (Law.BOOKS,)),
     Bug(SharedNotCounted, (Law.BOOKS,)),

@@ -182,8 +182,8 @@ MINE = """
 from kvbench.allocators.paged import Paged
 
 class Mine(Paged):
-    def __init__(self, num_slots, block_size=16, *, copy_on_write=True, spare=0):
-        super().__init__(num_slots, block_size, copy_on_write=copy_on_write)
+    def __init__(self, num_slots, block_size=16, *, copy_on_write=True, host_slots=None, spare=0):
+        super().__init__(num_slots, block_size, copy_on_write=copy_on_write, host_slots=host_slots)
         self.spare = spare
 """
 
