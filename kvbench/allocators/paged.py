@@ -176,10 +176,7 @@ class Paged:
         index, filled = divmod(length, size)
         copied = slots > length and filled > 0 and pool.num_holders(table[index]) > 1
         more = max(0, -(-slots // size) - len(table))
-        try:
-            taken = pool.take(more + copied)
-        except AllocationError as short:
-            raise AllocationError(short.shortage * size) from None
+        taken = self._take(pool, more + copied)
         if copied:
             block, table[index] = table[index], taken.pop()
             pool.give_back([block])
@@ -202,14 +199,9 @@ class Paged:
         for seq in seqs:
             for block in self.tables[seq]:
                 holders[block] = holders.get(block, 0) + 1
-        leaving = [block for block, count in holders.items() if count == pool.num_holders(block)]
-        try:
-            hosts = host.take(len(leaving))
-        except AllocationError as short:
-            raise AllocationError(short.shortage * size) from None
-        where = dict(zip(leaving, hosts, strict=True))
-        for block, host_block in where.items():
-            host.share([host_block] * (holders[block] - 1))
+        where = self._counterparts(
+            {block: count for block, count in holders.items() if count == pool.num_holders(block)}, host
+        )
         for seq in seqs:
             table = self.tables.pop(seq)
             self.swapped[seq] = [~where[block] if block in where else block for block in table]
@@ -223,19 +215,26 @@ class Paged:
     def swap_in(self, seqs: Collection[Hashable]) -> list[BlockCopy]:
         """One block for each host block they hold."""
         pool, host, size = self.pool, self.host_pool, self.block_size
-        holders = self._host_blocks(seqs)
-        try:
-            blocks = pool.take(len(holders))
-        except AllocationError as short:
-            raise AllocationError(short.shortage * size) from None
-        where = dict(zip(holders, blocks, strict=True))
-        for host_block, block in where.items():
-            pool.share([block] * (holders[host_block] - 1))
+        where = self._counterparts(self._host_blocks(seqs), pool)
         for seq in seqs:
             table = self.swapped.pop(seq)
             self.tables[seq] = [where[~block] if block < 0 else block for block in table]
             host.give_back([~block for block in table if block < 0])
         return [BlockCopy(host_block * size, block * size, size) for host_block, block in where.items()]
+
+    def _counterparts(self, holders: dict[int, int], target: BlockPool) -> dict[int, int]:
+        """Take a block of ``target`` for each of these, held by as many. Raises AllocationError, short in slots."""
+        where = dict(zip(holders, self._take(target, len(holders)), strict=True))
+        for block, counterpart in where.items():
+            target.share([counterpart] * (holders[block] - 1))
+        return where
+
+    def _take(self, pool: BlockPool, count: int) -> list[int]:
+        """``pool.take``, whose shortage is in blocks, with one in slots."""
+        try:
+            return pool.take(count)
+        except AllocationError as short:
+            raise AllocationError(short.shortage * self.block_size) from None
 
     def _host_blocks(self, seqs: Collection[Hashable]) -> dict[int, int]:
         """The host blocks of these sequences, and how many of them hold each."""
