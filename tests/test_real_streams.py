@@ -20,7 +20,7 @@ from kvbench.allocators.paged import Paged
 from kvbench.attention import cpu
 from kvbench.cache import KVCache
 from kvbench.clock import VirtualClock
-from kvbench.core import Request
+from kvbench.core import KvbenchError, Request
 from kvbench.engine import Engine, serve
 from kvbench.ledger import Ledger
 from kvbench.models.loading import load
@@ -170,3 +170,12 @@ def test_a_shared_prefix_equals_the_prefix_pasted_in() -> None:
     assert shared[0].steps["shared"].max() >= 16
     assert 0 < shared[0].steps["prefill_tokens"][0] < pasted[0].steps["prefill_tokens"][0]
     assert shared[0].requests["num_preemptions"].sum() > 0
+
+
+def test_beams_that_cannot_be_searched_are_refused() -> None:
+    request = [Request(0, 0.0, 4, 4, num_seqs=2, is_beam=True)]
+    with pytest.raises(KvbenchError, match="forced length"):
+        run("tiny_llama", system("swap4", 4 * MAX_LEN), request, SamplingParams(stop_token_ids=(3,)))
+    wide = [replace(request[0], num_seqs=VOCABULARY + 1)]
+    with pytest.raises(KvbenchError, match=f"beam_width={VOCABULARY + 1} is more than the {VOCABULARY} tokens"):
+        run("tiny_llama", system("swap4", 4 * MAX_LEN), wide)

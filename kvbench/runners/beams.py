@@ -38,7 +38,7 @@ class ScoreModel:
 
     def __init__(self, beta: float, seed: int = 0) -> None:
         if not beta > 0:
-            raise KvbenchError(f"beams.beta={beta} is not above 0; give 4 (Alpaca) or 20 (ShareGPT)")
+            raise KvbenchError(f"runner.beams.beta={beta} is not above 0; give 4 (Alpaca) or 20 (ShareGPT)")
         self.beta = beta
         self.seed = seed
         self._searches: dict[int, _Searches] = {}
@@ -50,9 +50,16 @@ class ScoreModel:
             request: its id.
             width: number of beams.
             step: tokens generated before, at least 1.
+
+        Raises:
+            KvbenchError: more beams than a law has tokens.
         """
         searches = self._searches.get(width)
         if searches is None:
+            if width > NUM_TERMS:
+                raise KvbenchError(
+                    f"workload.beam_width={width}: simulated beams are drawn from {NUM_TERMS} tokens; give at most that"
+                )
             rng = np.random.Generator(np.random.Philox(key=[self.seed, width]))
             searches = self._searches[width] = _Searches(width, self.beta, rng)
         while step > len(searches.parents):

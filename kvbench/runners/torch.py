@@ -264,8 +264,16 @@ class Torch:
             self.cache.move(batch.moves, self._host)
 
     def _admit(self, seq: Sequence) -> None:
-        """Note what its streams are, or where those that return lie now."""
+        """Note what its streams are, or where those that return lie now.
+
+        Raises:
+            KvbenchError: a beam search that is to stop early, or has more beams than there are tokens.
+        """
         request = seq.request
+        if request.is_beam and self._stops:
+            raise KvbenchError("beams have a forced length: set runner.stops=false and give no stop_token_ids")
+        if request.is_beam and request.num_seqs > (vocab_size := self.model.model.config.vocab_size):
+            raise KvbenchError(f"workload.beam_width={request.num_seqs} is more than the {vocab_size} tokens there are")
         for index, stream in enumerate(seq.streams):
             if stream not in self._streams:
                 params = self.params.for_request(request.id, index)
