@@ -148,5 +148,6 @@ def test_steps_that_were_not_kept_are_said(tmp_path: Path) -> None:
 
 
 def test_a_mistyped_factor_is_refused() -> None:
+    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
     with composer() as compose, pytest.raises(KvbenchError, match=r"factors"):
         plan(compose, parse(["+experiment=fig_offline_throughput", "workload.lengths.factors=1"], sweep=False))
