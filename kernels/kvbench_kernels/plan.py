@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -57,3 +58,39 @@ def check_pairs(pairs: torch.Tensor) -> None:
         raise ValueError("a block is written twice in one copy_blocks")
     if (both := dst[torch.isin(dst, src)]).numel():
         raise ValueError(f"block {int(both[0])} is read and written in one copy_blocks")
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How a kernel is cut.
+
+    Attributes:
+        block_n: tokens that one step of the loop reads.
+        num_warps: of a program.
+        num_stages: depth of the pipeline: how many tiles are under way.
+        block_m: query rows (tokens times heads of a group) of a prefill program.
+    """
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+    block_m: int = 0
+
+
+_DECODE = {
+    # head_dim (up to), bytes of a number -> tiles; sm_90 and sm_80 differ in nothing that these need
+    (64, 2): Tiles(64, 4, 3),
+    (128, 2): Tiles(64, 4, 3),
+    (64, 4): Tiles(32, 4, 3),
+    (128, 4): Tiles(32, 4, 3),
+}
+
+
+def decode_tiles(head_dim: int, dtype: torch.dtype, arch: str) -> Tiles:
+    """Tiles of ``decode``; the same for every placement."""
+    return _DECODE[64 if head_dim <= 64 else 128, dtype.itemsize]
+
+
+def prefill_tiles(head_dim: int, dtype: torch.dtype, arch: str) -> Tiles:
+    """Tiles of ``prefill``; the same for every placement."""
+    return Tiles(64, 8, 3, 128)

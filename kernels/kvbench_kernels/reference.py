@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from kvbench_kernels.plan import check_pairs
+from kvbench_kernels.plan import Tiles, check_pairs
 
 
 def decode(
@@ -24,6 +24,7 @@ def decode(
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
+    tiles: Tiles | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of one new token per sequence to all tokens of its sequence; exactly one of ``table`` and ``base``.
 
@@ -41,14 +42,14 @@ def decode(
         out: ``[B, Hq, D]`` to write to.
         lse: ``[B, Hq]`` float32 to write to.
         workspace: scratch of ``plan.workspace_len(...)`` float32, so that a captured graph owns it.
+        tiles: other tiles than ``plan.decode_tiles``.
 
     Returns:
         The output, ``[B, Hq, D]``, and the natural logarithm of the sum of exponentials, ``[B, Hq]`` float32 (``-inf``
         for a length of 0).
     """
-    del splits, workspace  # matter to the device only
-    batch = len(lens)
-    starts = torch.arange(batch + 1, device=q.device)
+    del splits, workspace, tiles  # how it is computed there, not what
+    starts = torch.arange(len(lens) + 1, device=q.device)
     return _attend(q, k, v, starts, lens, table, base, page, True, window, scale, out, lse)
 
 
@@ -66,6 +67,7 @@ def prefill(
     window: int = 0,
     scale: float | None = None,
     out: torch.Tensor | None = None,
+    tiles: Tiles | None = None,
 ) -> torch.Tensor:
     """Attention of the newest tokens of each sequence to its tokens, all read from the cache, the new ones included.
 
@@ -84,10 +86,12 @@ def prefill(
         window: how many of the newest tokens a token sees, itself included; 0: all. Only with ``causal``.
         scale: of the scores; ``D ** -0.5`` unless given.
         out: ``[T, Hq, D]`` to write to.
+        tiles: other tiles than ``plan.prefill_tiles``.
 
     Returns:
         ``[T, Hq, D]``; zeros for a token that sees nothing.
     """
+    del tiles
     return _attend(q, k, v, cu_q, lens, table, base, page, causal, window, scale, out, None)[0]
 
 
