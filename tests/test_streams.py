@@ -74,6 +74,9 @@ def assert_same(record: Record, outcome: Streamed) -> None:
     assert requests["rejected"].tolist() == [job.rejected for job in jobs]
     assert requests["num_preemptions"].tolist() == [job.preemptions for job in jobs]
     assert requests["recomputed_tokens"].tolist() == [job.recomputed for job in jobs]
+    assert requests["preempted_s"].tolist() == [job.without_memory_s for job in jobs]
+    assert steps["num_preempted"].sum() == requests["num_preemptions"].sum()
+    assert steps["recomputed"].sum() == requests["recomputed_tokens"].sum()
 
 
 def random_requests(rng: random.Random) -> list[Request]:
