@@ -136,10 +136,20 @@ def plan(composer: Composer, typed: list[list[Setting]]) -> Plan:
 
 
 def _repeated(composer: Composer, settings: list[Setting]) -> Iterator[Resolved]:
-    """A point as often as its ``repeats`` says, with consecutive seeds."""
+    """A point as often as its ``repeats`` says, with consecutive seeds and common random numbers.
+
+    One repeat has one seed, hence the same requests for every system; and for every rate, since Poisson arrivals are
+    those at one request a second, closer together. The paper's generator has other requests at every rate: what
+    arrives by it is replayed by the first repeat only, unless ``workload/arrivals`` is given.
+    """
     first = composer.resolve(settings)
     yield first
     others = [each for each in settings if each.key != "seed"]
+    arrivals = first.point["choices"].get("workload/arrivals")
+    if arrivals == "paper" and not any(
+        each.key.startswith(("workload/arrivals", "workload.arrivals")) for each in settings
+    ):
+        others.append(Setting("workload/arrivals", "poisson"))
     for repeat in range(1, first.common.repeats):
         yield composer.resolve([*others, Setting("seed", first.common.seed + repeat)])
 

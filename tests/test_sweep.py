@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -21,7 +22,8 @@ from kvbench.executors.base import Task as AnyTask
 from kvbench.executors.local import Local
 from kvbench.executors.serial import Serial
 from kvbench.results import COLUMNS
-from kvbench.sweep import Interrupted, Plan, Report, execute, plan
+from kvbench.point import instantiate_workload
+from kvbench.sweep import Interrupted, Plan, Report, Row, execute, plan
 
 FAST = ("workload=fixed", "workload.num_requests=5", "executor=serial")
 
@@ -201,6 +203,30 @@ def test_repeats_are_consecutive_seeds(planned: Planner) -> None:
     assert values(found, "seed") == values(found, "workload", "seed") == [5, 6, 7]
     assert [row.repeat for row in found.rows] == [0, 1, 2]
     assert len({row.point.key for row in found.rows}) == 3
+
+
+def test_repeats_have_common_random_numbers(compose: Composer) -> None:
+    """The first is the paper's replay; the others have Poisson arrivals, with the same requests at every rate."""
+
+    def rows(*typed: str) -> list[Row]:
+        return plan(compose, parse(["workload.num_requests=50", *typed], sweep=True)).rows
+
+    found = rows("system=vllm,orca_max", "workload.request_rate=1,2", "repeats=3")
+    kinds = [row.point.config["choices"]["workload/arrivals"] for row in found]
+    assert kinds == ["paper", "poisson", "poisson"] * 4
+    traces = [
+        [
+            (each.arrival_s, each.prompt_len, each.output_len)
+            for each in instantiate_workload(row.point.config).generate().requests
+        ]
+        for row in found
+        if row.repeat == 2
+    ]
+    assert traces[:2] == traces[2:]
+    slow, fast = (np.array(trace) for trace in traces[:2])
+    assert slow == pytest.approx(fast * [2, 1, 1])
+    typed = rows("workload/arrivals=paper", "repeats=2")
+    assert [row.point.config["choices"]["workload/arrivals"] for row in typed] == ["paper", "paper"]
 
 
 def test_capacities_are_listed_once(planned: Planner) -> None:
