@@ -249,7 +249,7 @@ class _Composed:
 
     @classmethod
     def of(cls, config: DictConfig, chosen: dict[str, str]) -> _Composed:
-        raw = dict(_leaves(OmegaConf.to_container(config)))
+        raw = dict(_leaves(cast("dict[str, Any]", OmegaConf.to_container(config))))
         reads = {key: value for key, value in raw.items() if isinstance(value, str) and "${" in value}
         names = {key: match[1] for key, value in reads.items() if (match := re.fullmatch(r"\$\{([\w.]+)\}", value))}
         entangled = {

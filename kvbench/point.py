@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -329,6 +329,15 @@ def finished_summary(point: Point, points_dir: Path, *, needs_steps: bool) -> di
     if manifest.get("key") != point.key or (needs_steps and not (folder / "steps.parquet").is_file()):
         return None
     return dict(summary)
+
+
+def run_all(tasks: Iterable[Task]) -> list[Outcome]:
+    """Run points one after the other; those that finished before a worker of theirs died are not run again."""
+    outcomes = []
+    for task in tasks:
+        summary = finished_summary(task.point, task.points_dir, needs_steps=task.keeps_steps)
+        outcomes.append(run(task) if summary is None else Outcome(summary))
+    return outcomes
 
 
 def run(task: Task) -> Outcome:

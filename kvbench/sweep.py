@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import product
+from math import inf
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -16,10 +17,22 @@ from tqdm import tqdm
 from kvbench.capacity import Capacity
 from kvbench.composition import SELECTORS, Composer, Resolved, Setting, check_choice, groups, key_of, load_experiment
 from kvbench.core import KvbenchError
+from kvbench.estimate import Estimate, arrivals_s
 from kvbench.executors.base import Executor, WorkerLost
 from kvbench.executors.serial import Serial
 from kvbench.instantiate import instantiate
-from kvbench.point import Outcome, Point, Task, build, clean_up, finished_summary, identify, is_real, provenance, run
+from kvbench.point import (
+    Outcome,
+    Point,
+    Task,
+    build,
+    clean_up,
+    finished_summary,
+    identify,
+    is_real,
+    provenance,
+    run_all,
+)
 from kvbench.point import inputs_of as point_inputs
 from kvbench.results import COLUMNS, write_csv
 
@@ -64,10 +77,14 @@ class Plan:
     capacities: list[Capacity]
 
     @property
+    def points(self) -> dict[str, Point]:
+        """The distinct points by key."""
+        return {row.point.key: row.point for row in self.rows}
+
+    @property
     def arrivals_s(self) -> float:
         """For how long requests arrive in all its points that run in real time: it takes at least that."""
-        configs = {row.point.key: row.point.config for row in self.rows}.values()
-        return sum(arrivals_s(config) for config in configs if is_real(config))
+        return sum(arrivals_s(point.config) for point in self.points.values() if is_real(point.config))
 
 
 @dataclass(slots=True)
@@ -168,9 +185,9 @@ def _expand(experiment: str | None, command: list[Setting]) -> list[list[Setting
     if experiment is None:
         return [list(typed.values())]
     content = load_experiment(experiment)
-    if unknown := sorted(content.keys() - {"experiment", "common", "points"}):
+    if unknown := sorted(content.keys() - {"experiment", "common", "points", "selected"}):
         raise KvbenchError(
-            f"conf/experiment/{experiment}.yaml: unknown {unknown[0]}; it has experiment, common, points"
+            f"conf/experiment/{experiment}.yaml: unknown {unknown[0]}; it has experiment, common, points, selected"
         )
     if content.get("experiment", experiment) != experiment:
         raise KvbenchError(
@@ -182,7 +199,8 @@ def _expand(experiment: str | None, command: list[Setting]) -> list[list[Setting
         for entry in content.get("points") or [{}]
         for settings in _multiply(_written(key, value) for key, value in {**common, **entry}.items())
     ]
-    for selector in SELECTORS:
+    typed = {key: Setting(key, value) for key, value in (content.get("selected") or {}).items()} | typed
+    for selector in (*SELECTORS, "runner"):
         entries = _select(experiment, entries, selector, typed)
     return [
         settings
@@ -194,12 +212,15 @@ def _expand(experiment: str | None, command: list[Setting]) -> list[list[Setting
 def _select(
     experiment: str, entries: list[list[Setting]], selector: str, typed: dict[str, Setting]
 ) -> list[list[Setting]]:
-    """Keep the entries with the typed panel or system; without such a key in the experiment it is a plain override."""
+    """Keep the entries with the typed panel, system or runner.
+
+    Without such a key in the experiment, or where all points have the same runner, it is a plain override.
+    """
     if selector not in typed:
         return entries
     values = [next((str(each.value) for each in entry if each.key == selector), None) for entry in entries]
     there = list(dict.fromkeys(value for value in values if value is not None))
-    if not there and selector != "panel":
+    if len(there) < {"panel": 0, "system": 1, "runner": 2}[selector]:
         return entries
     asked = typed.pop(selector).value
     wanted = [str(value) for value in (asked if isinstance(asked, tuple) else (asked,))]
@@ -249,19 +270,17 @@ def execute(plan: Plan, *, shows_progress: bool = True) -> Report:
         raise KvbenchError(
             f"results cannot be written to {points_dir}: {error.strerror}; give another results_dir= or name="
         ) from None
-    points = {row.point.key: row.point for row in plan.rows}
-    outcomes: dict[str, Outcome] = {}
-    for key, point in points.items():
-        summary = finished_summary(point, points_dir, needs_steps=plan.keeps_steps)
-        if summary is not None:
-            outcomes[key] = Outcome(summary)
-    report = Report(num_reused=len(outcomes))
+    points = plan.points
+    rows = finished(plan)
+    outcomes = {key: Outcome(row) for key, row in rows.items()}
+    report = Report(num_reused=len(rows))
     origin = provenance(_git_commit())
-    left = sorted((point for key, point in points.items() if key not in outcomes), key=_size, reverse=True)
-    tasks = [Task(point, points_dir, plan.keeps_steps, origin) for point in left]
+    left, seconds = unfinished(plan, rows)
+    # Absolute, since a worker may be elsewhere.
+    tasks = [Task(point, points_dir.resolve(), plan.keeps_steps, origin) for point in left]
     with (
         tqdm(total=len(points), initial=len(outcomes), unit="point", disable=None if shows_progress else True) as bar,
-        closing(_run(plan.executor, tasks)) as results,
+        closing(_run(plan.executor, _chunks(tasks, seconds, plan.executor))) as results,
     ):
         try:
             bar.set_postfix_str(_current(plan, left))
@@ -291,17 +310,62 @@ def execute(plan: Plan, *, shows_progress: bool = True) -> Report:
     return report
 
 
-def _run(executor: Executor, tasks: list[Task]) -> Generator[tuple[Task, Outcome], None, None]:
-    """The executor's results, a lost worker turned into a failure."""
-    with closing(executor.run(run, tasks)) as results:
-        for task, result in results:
-            if isinstance(result, WorkerLost):
+def finished(plan: Plan) -> dict[str, dict[str, Any]]:
+    """The rows of those of its points that were finished before, by key."""
+    points_dir = plan.folder / "points"
+    rows = {
+        key: finished_summary(point, points_dir, needs_steps=plan.keeps_steps) for key, point in plan.points.items()
+    }
+    return {key: row for key, row in rows.items() if row is not None}
+
+
+def estimate(plan: Plan, rows: Mapping[str, Mapping[str, Any]]) -> Estimate:
+    """What the rows of a plan's finished points say of how long others take."""
+    return Estimate((plan.points[key], row["wall_s"]) for key, row in rows.items())
+
+
+def unfinished(plan: Plan, rows: Mapping[str, Mapping[str, Any]]) -> tuple[list[Point], list[float]]:
+    """Points without a row, and the wall seconds they may take: the longest first; those of one trace together."""
+    expected = estimate(plan, rows)
+    left = [(expected.seconds(point), point) for key, point in plan.points.items() if key not in rows]
+    left.sort(key=lambda each: (each[0], repr(each[1].config["workload"])), reverse=True)
+    return [point for _, point in left], [seconds for seconds, _ in left]
+
+
+def _chunks(tasks: list[Task], seconds: list[float], executor: Executor) -> list[list[Task]]:
+    """Put short points together, without leaving a worker idle; points that follow each other share a process."""
+    share = sum(seconds) / (4 * executor.num_workers) if executor.num_workers else inf
+    chunks: list[list[Task]] = []
+    room = 0.0
+    for task, each in zip(tasks, seconds, strict=True):
+        if each > room or not chunks:
+            chunks.append([])
+            room = min(executor.task_s, share)
+        chunks[-1].append(task)
+        room -= each
+    return chunks
+
+
+def _run(executor: Executor, chunks: list[list[Task]]) -> Generator[tuple[Task, Outcome], None, None]:
+    """The executor's results, task by task.
+
+    A chunk whose worker was lost is run again in single tasks: its points did not all lose it. One that is lost again
+    is a failure.
+    """
+    alone: list[list[Task]] = []
+    with closing(executor.run(run_all, chunks)) as results:
+        for chunk, result in results:
+            if not isinstance(result, WorkerLost):
+                yield from zip(chunk, result, strict=True)
+            elif len(chunk) > 1:
+                alone += [[task] for task in chunk]
+            else:
                 yield (
-                    task,
+                    chunk[0],
                     Outcome(None, "its process was killed twice (out of memory?); run with fewer executor.num_workers"),
                 )
-            else:
-                yield task, result
+    if alone:
+        yield from _run(executor, alone)
 
 
 def _current(plan: Plan, left: list[Point]) -> str:
@@ -312,20 +376,6 @@ def _current(plan: Plan, left: list[Point]) -> str:
     name = point.folder.rpartition("-")[0]
     seconds = arrivals_s(point.config) if is_real(point.config) else 0.0
     return f"{name}, requests arrive for {seconds:.0f} s" if seconds else name
-
-
-def arrivals_s(config: Mapping[str, Any]) -> float:
-    """For how long requests arrive, in seconds, as far as the workload says; in real time a run takes at least that."""
-    rate, duration_s, count = (config["workload"].get(key) for key in ("request_rate", "duration_s", "num_requests"))
-    return float(min(([duration_s] if duration_s else []) + ([count / rate] if count and rate else []), default=0.0))
-
-
-def _size(point: Point) -> tuple[float, str]:
-    """Roughly how long a point takes, so that the longest start first; points of one trace stay together."""
-    workload: Mapping[str, Any] = point.config["workload"]
-    rate, duration_s, count = (workload.get(key) for key in ("request_rate", "duration_s", "num_requests"))
-    expected = rate * duration_s if rate and duration_s else float(count or 0)
-    return expected, repr(workload)
 
 
 def _git_commit() -> str | None:

@@ -21,8 +21,8 @@ from kvbench.executors.base import Result, WorkerLost
 from kvbench.executors.base import Task as AnyTask
 from kvbench.executors.local import Local
 from kvbench.executors.serial import Serial
+from kvbench.point import finished_summary, instantiate_workload, run_all
 from kvbench.results import COLUMNS
-from kvbench.point import instantiate_workload
 from kvbench.sweep import Interrupted, Plan, Report, Row, execute, plan
 
 FAST = ("workload=fixed", "workload.num_requests=5", "executor=serial")
@@ -363,6 +363,9 @@ def test_a_failing_point_does_not_stop_the_others(planned: Planner, monkeypatch:
 class Losing:
     """Loses the first task it gets."""
 
+    num_workers: int | None = None
+    task_s = 0.0
+
     def run(
         self, function: Callable[[AnyTask], Result], tasks: Seq[AnyTask]
     ) -> Generator[tuple[AnyTask, Result | WorkerLost], None, None]:
@@ -408,7 +411,7 @@ def test_the_longest_points_start_first(planned: Planner) -> None:
         def run(
             self, function: Callable[[AnyTask], Result], tasks: Seq[AnyTask]
         ) -> Generator[tuple[AnyTask, Result | WorkerLost], None, None]:
-            started.extend(task.point.config["workload"]["request_rate"] for task in tasks)  # type: ignore[attr-defined]
+            started.extend(each.point.config["workload"]["request_rate"] for task in tasks for each in task)  # type: ignore[attr-defined]
             yield from Serial().run(function, tasks)
 
     found = planned("workload.request_rate=1,3,2", "workload.duration_s=9", "workload.num_requests=null", sweep=True)
@@ -424,3 +427,40 @@ def test_a_thousand_points_are_planned_in_seconds(planned: Planner) -> None:
     assert len(found.rows) == 1000
     assert time.process_time() - started < 15  # 5 s on a laptop's core
     assert not list(Path().iterdir())
+
+
+class Recorded(Losing):
+    """Runs everything, but the chunks that hold the first point are lost whenever they hold another one, too."""
+
+    num_workers = 1
+    task_s = 60.0
+
+    def __init__(self) -> None:
+        self.chunks: list[Any] = []
+
+    def run(
+        self, function: Callable[[AnyTask], Result], tasks: Seq[AnyTask]
+    ) -> Generator[tuple[AnyTask, Result | WorkerLost], None, None]:
+        self.chunks += tasks
+        for task in tasks:
+            yield task, WorkerLost() if len(task) > 1 and len(self.chunks) <= 5 else function(task)  # type: ignore[arg-type]
+
+
+def test_short_points_are_put_together_and_a_lost_chunk_is_run_point_by_point(planned: Planner) -> None:
+    found = planned("seed=range(0,8)", sweep=True)
+    recorded = Recorded()
+    report = run(replace(found, executor=recorded))
+    sizes = [len(chunk) for chunk in recorded.chunks]
+    assert sizes == [2] * 4 + [1] * 8  # four tasks for each worker, then one for each point that was in a lost one
+    assert len(report.rows) == 8
+    assert not report.failures
+
+
+def test_what_a_lost_chunk_had_finished_is_not_run_again(planned: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = planned("seed=range(0,8)", sweep=True)
+    recorded = Recorded()
+    run(replace(found, executor=recorded))
+    monkeypatch.setattr("kvbench.point.run", lambda task: pytest.fail("it was run again"))
+    assert [outcome.summary for outcome in run_all(recorded.chunks[0])] == [
+        finished_summary(task.point, task.points_dir, needs_steps=True) for task in recorded.chunks[0]
+    ]

@@ -17,6 +17,16 @@ class WorkerLost:
 class Executor(Protocol):
     """Runs tasks somewhere; knows nothing of what they are."""
 
+    @property
+    def num_workers(self) -> int | None:
+        """Tasks that run at once; None where only the executor's surroundings know."""
+        ...
+
+    @property
+    def task_s(self) -> float:
+        """Seconds of work that are worth a task of their own here: what is shorter is put together."""
+        ...
+
     def run(
         self, function: Callable[[Task], Result], tasks: Seq[Task]
     ) -> Generator[tuple[Task, Result | WorkerLost], None, None]:

@@ -30,6 +30,8 @@ class Local:
         KvbenchError: fewer than one worker.
     """
 
+    task_s = 0.5
+
     def __init__(self, num_workers: int | None = None) -> None:
         if num_workers is not None and num_workers < 1:
             raise KvbenchError(f"executor.num_workers={num_workers} is below 1; give 1 or more, or null for all cores")

@@ -11,6 +11,9 @@ from kvbench.executors.base import Result, Task, WorkerLost
 class Serial:
     """Nothing runs beside a task; what a real clock needs."""
 
+    num_workers = 1
+    task_s = 0.0
+
     def run(
         self, function: Callable[[Task], Result], tasks: Seq[Task]
     ) -> Generator[tuple[Task, Result | WorkerLost], None, None]:
