@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -36,6 +36,8 @@ SELECTORS = ("panel", "system")
 """Keys that select among the points of an experiment."""
 CONSTRUCTED = ("allocator", "reservation", "scheduler", "runner", "costs", "model", "hardware", "workload", "executor")
 """Groups whose keys are checked by a constructor, so that ``+`` may add one."""
+RESOLVERS_READ = ("model", "hardware", "kv_cache_bytes", "kv_cache_seqs", "workload.name")
+"""What the functions named ``kvbench.`` in ``conf/`` depend on."""
 
 
 class Setting(NamedTuple):
@@ -224,12 +226,99 @@ def composer() -> Iterator[Composer]:
         yield Composer()
 
 
+@dataclass(frozen=True, slots=True)
+class _Composed:
+    """A combination of group choices, and which of its values stand for themselves alone.
+
+    Resolving interpolations is slow (several milliseconds) and most points of a sweep differ in values that none
+    depends on but by naming it (``${seed}``): those are put into a resolved configuration directly.
+
+    Attributes:
+        config: a pickled DictConfig.
+        chosen: the choice of every group.
+        leaves: dotted keys that hold a value of their own.
+        followers: key -> keys that are this key's value, by ``${key}``.
+        entangled: keys that other expressions read.
+    """
+
+    config: bytes
+    chosen: dict[str, str]
+    leaves: frozenset[str]
+    followers: dict[str, list[str]]
+    entangled: frozenset[str]
+
+    @classmethod
+    def of(cls, config: DictConfig, chosen: dict[str, str]) -> _Composed:
+        raw = dict(_leaves(OmegaConf.to_container(config)))
+        reads = {key: value for key, value in raw.items() if isinstance(value, str) and "${" in value}
+        names = {key: match[1] for key, value in reads.items() if (match := re.fullmatch(r"\$\{([\w.]+)\}", value))}
+        entangled = {
+            _absolute(key, word) for key in reads.keys() - names.keys() for word in re.findall(r"[\w.]+", reads[key])
+        }
+        if any("kvbench." in value for value in reads.values()):
+            entangled.update(RESOLVERS_READ)
+        followers: dict[str, list[str]] = {}
+        for key, name in names.items():
+            chain = [name]
+            while chain[-1] in names:
+                chain.append(names[chain[-1]])
+            if key in entangled or chain[-1] not in raw:
+                entangled.update(chain)
+            for each in chain:
+                followers.setdefault(each, []).append(key)
+        given = frozenset(key for key in raw.keys() - reads.keys() if raw[key] != "???")
+        return cls(pickle.dumps(config), chosen, given, followers, frozenset(entangled))
+
+    def is_plain(self, setting: Setting, keys: Set[str]) -> bool:
+        """Whether a setting, beside others of these keys, changes a value and its followers only."""
+        return (
+            setting.key in self.leaves
+            and keys.isdisjoint(self.followers.get(setting.key, ()))
+            and not any(_overlap(setting.key, key) for key in self.entangled)
+        )
+
+    def put(self, plain: dict[str, Any], setting: Setting) -> object:
+        """Set a plain value and its followers in a resolved configuration; returns what was there."""
+        before = _put(plain, setting.key, setting.value)
+        for key in self.followers.get(setting.key, ()):
+            _put(plain, key, setting.value)
+        return before
+
+
+def _leaves(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _absolute(key: str, name: str) -> str:
+    """What ``name`` means in the value of ``key``: each leading dot is one level above."""
+    levels = len(name) - len(name.lstrip("."))
+    return ".".join([*key.split(".")[:-levels], name[levels:]]) if levels else name
+
+
+def _put(plain: dict[str, Any], key: str, value: object) -> object:
+    *parents, last = key.split(".")
+    node = plain
+    for name in parents:
+        node = node[name]
+    before, node[last] = node[last], value
+    return before
+
+
+def _overlap(key: str, other: str) -> bool:
+    return key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.")
+
+
 class Composer:
     """Resolves settings to configurations; remembers what it composed."""
 
     def __init__(self) -> None:
         _register_resolvers()
-        self._composed: dict[tuple[tuple[str, str], ...], tuple[bytes, dict[str, str]]] = {}
+        self._composed: dict[tuple[tuple[str, str], ...], _Composed] = {}
+        self._plain: dict[str, tuple[bytes, list[Setting]]] = {}
 
     def resolve(self, settings: Iterable[Setting]) -> Resolved:
         """Apply ``settings`` to ``conf/config.yaml``: group choices first, then values in the order given.
@@ -245,14 +334,30 @@ class Composer:
                 choices[each.key] = each.value
             else:
                 values.append(each)
-        composed, chosen = self._compose(choices)
-        config: DictConfig = pickle.loads(composed)  # a copy; copy.deepcopy takes seven times as long
-        changed = [each for each in values if _set(config, each) != each.value and _is_axis(each.key)]
-        plain = _to_plain(config)
-        return _split(plain, chosen, self._label(choices, chosen, changed))
+        composed = self._compose(choices)
+        keys = {each.key for each in values}
+        reads = any(isinstance(each.value, dict | list) or "${" in str(each.value) for each in values)
+        slow = [each for each in values if reads or not composed.is_plain(each, keys)]
+        base, changed = self._resolved(composed, slow)
+        plain: dict[str, Any] = pickle.loads(base)  # a copy
+        for each in values:
+            if each not in slow and composed.put(plain, each) != each.value and _is_axis(each.key):
+                changed.append(each)
+        changed.sort(key=values.index)
+        return _split(plain, composed.chosen, self._label(choices, composed.chosen, changed))
 
-    def _compose(self, choices: Mapping[str, str]) -> tuple[bytes, dict[str, str]]:
-        """The pickled configuration of a combination of group choices, and the choice of every group."""
+    def _resolved(self, composed: _Composed, values: list[Setting]) -> tuple[bytes, list[Setting]]:
+        """The pickled plain configuration with ``values``, and those of them that change an axis; remembered."""
+        key = repr((id(composed), values))
+        if key not in self._plain:
+            config: DictConfig = pickle.loads(composed.config)  # a copy; copy.deepcopy takes seven times as long
+            changed = [each for each in values if _set(config, each) != each.value and _is_axis(each.key)]
+            self._plain[key] = pickle.dumps(_to_plain(config)), changed
+        base, changed = self._plain[key]
+        return base, list(changed)
+
+    def _compose(self, choices: Mapping[str, str]) -> _Composed:
+        """What a combination of group choices composes to; remembered."""
         key = tuple(sorted(choices.items()))
         if key not in self._composed:
             try:
@@ -274,14 +379,14 @@ class Composer:
                 else:
                     config.costs = _costs_of(config.costs, config.model.name)
             OmegaConf.set_struct(config, True)
-            self._composed[key] = pickle.dumps(config), chosen
+            self._composed[key] = _Composed.of(config, chosen)
         return self._composed[key]
 
     def _label(self, asked: Mapping[str, str], chosen: Mapping[str, str], changed: Iterable[Setting]) -> str:
         """The system's name, followed by what differs from its preset."""
         different = []
         if any(axis in asked for axis in AXES):
-            _, preset = self._compose({"system": chosen["system"]})
+            preset = self._compose({"system": chosen["system"]}).chosen
             different = [f"{axis}={chosen[axis]}" for axis in AXES if chosen[axis] != preset[axis]]
         different += [str(each._replace(key=each.key.removesuffix("._target_"))) for each in changed]
         return chosen["system"] + (f"[{','.join(different)}]" if different else "")

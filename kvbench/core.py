@@ -68,6 +68,8 @@ class Sequence:
         cohort: the running sequences that fill their room at the same step; a dict used as an ordered set.
         num_prefills: streams whose tokens were computed for themselves at the last admission; 1: all share the first's.
         num_cached: tokens that were there already at the last admission: those of a shared prefix.
+        preempted_s: seconds between losing its memory and regaining its place, summed.
+        left_s: when it was preempted last.
     """
 
     request: Request
@@ -79,6 +81,8 @@ class Sequence:
     cohort: dict[Sequence, None] | None = None
     num_preemptions: int = 0
     recomputed_tokens: int = 0
+    preempted_s: float = 0.0
+    left_s: float = 0.0
     first_token_s: float = -1.0
     finish_s: float = -1.0
     siblings: tuple[Sequence, ...] = ()
@@ -159,11 +163,15 @@ class StepResult:
         finished: sequences that produced their last token, siblings included by their first stream.
         parents: of a beam search, by its first stream: beam ``i`` goes on from what was beam ``parents[i]``. Beams that
             survive stay in place; a search in which all do need not be there.
+        swap_s: of ``seconds``, what it waited for swaps.
+        recompute_s: of ``seconds``, what computing again cost beyond decoding the same sequences.
     """
 
     seconds: float
     finished: Seq[Sequence]
     parents: Mapping[Sequence, Seq[int]] | None = None
+    swap_s: float = 0.0
+    recompute_s: float = 0.0
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Seq
 
 from kvbench.clock import Clock
 from kvbench.core import Batch, Request, Sequence
@@ -64,6 +63,7 @@ class Engine:
             batch = scheduler.schedule()
             for seq in batch.preempted:
                 seq.num_preemptions += 1
+                seq.left_s = now
             if batch.rejected:
                 self.rejected.update(batch.rejected)
             if not running:
@@ -72,10 +72,11 @@ class Engine:
 
             result = runner.execute(batch)
             seconds, finished = result.seconds, result.finished
-            now = clock.advance(seconds)
+            scheduled_s, now = now, clock.advance(seconds)
             ledger.record(batch, now, seconds, len(waiting))
-            if batch.prefills:
-                _stamp(batch.prefills, now)
+            if batch.prefills or batch.moves:
+                recomputed = _stamp(batch, scheduled_s, now)
+                ledger.lose(recomputed, result.recompute_s, result.swap_s)
             released = scheduler.commit(finished, result.parents)
             if finished or released:
                 ledger.settle(finished, released)
@@ -88,8 +89,9 @@ class Engine:
         if not (batch.preempted or batch.rejected):
             waiting = len(self.scheduler.waiting)
             raise RuntimeError(f"{waiting} sequences wait, nothing runs and nothing was decided")
-        self.ledger.skip(batch)
-        return self.clock.advance(self.runner.execute(batch).seconds) if batch.moves else now
+        seconds = self.runner.execute(batch).seconds if batch.moves else 0.0
+        self.ledger.skip(batch, seconds)
+        return self.clock.advance(seconds) if batch.moves else now
 
 
 def _siblings(first: Sequence) -> tuple[Sequence, ...]:
@@ -98,13 +100,24 @@ def _siblings(first: Sequence) -> tuple[Sequence, ...]:
     return tuple(Sequence(request, first.final_len, first.length) for _ in range(request.num_seqs - 1))
 
 
-def _stamp(prefills: Seq[Sequence], now: float) -> None:
-    """Note first tokens; a sequence that had one is computed again, all but its newest token."""
-    for seq in prefills:
+def _stamp(batch: Batch, scheduled_s: float, now: float) -> int:
+    """Note first tokens, and who regained its place.
+
+    Returns:
+        Tokens that were computed again: of a sequence that had its first token all but the newest.
+    """
+    recomputed = 0
+    for seq in batch.returned:
+        seq.preempted_s += scheduled_s - seq.left_s
+    for seq in batch.prefills:
         if seq.first_token_s < 0:
             seq.first_token_s = now
         else:
-            seq.recomputed_tokens += seq.num_prefills * (seq.length - 1) - seq.num_cached
+            again = seq.num_prefills * (seq.length - 1) - seq.num_cached
+            seq.recomputed_tokens += again
+            seq.preempted_s += scheduled_s - seq.left_s
+            recomputed += again
+    return recomputed
 
 
 def serve(engine: Engine, requests: Iterable[Request]) -> Record:

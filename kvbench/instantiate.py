@@ -124,9 +124,14 @@ def _hints(target: Any) -> dict[str, Any]:
         return {}
 
 
+@cache
+def _taken_apart(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(hint), typing.get_args(hint)
+
+
 def _fits(value: object, hint: Any) -> bool:
     """Whether a value of the configuration has the annotated type; annotations of objects fit everything."""
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    origin, parts = _taken_apart(hint)
     if origin in _UNIONS:
         return any(_fits(value, part) for part in parts)
     if origin is typing.Literal:
@@ -139,7 +144,10 @@ def _fits(value: object, hint: Any) -> bool:
         return True
     if isinstance(value, bool):
         return hint is bool
-    return type(value) in {float: (int, float), Path: (str,)}.get(hint, (hint,))
+    return type(value) in _ACCEPTED.get(hint, (hint,))
+
+
+_ACCEPTED: dict[type, tuple[type, ...]] = {float: (int, float), Path: (str,)}
 
 
 def _words(hint: Any) -> str:

@@ -64,13 +64,15 @@ class _Kept(NamedTuple):
     hidden: int
 
 
-class _Flow(NamedTuple):
-    """In this row so many slots were copied, swapped out and swapped in."""
-
-    row: int
-    copied: int
-    swapped_out: int
-    swapped_in: int
+_FLOWS: dict[str, type[np.generic]] = {
+    "copied": np.int32,
+    "swapped_out": np.int32,
+    "swapped_in": np.int32,
+    "recomputed": np.int32,
+    "swap_s": np.float64,
+    "recompute_s": np.float64,
+}
+"""Columns of what happens in few rows."""
 
 
 class Ledger:
@@ -84,7 +86,8 @@ class Ledger:
         cached, pinned, free: as the allocator reports them.
 
     Beside the partition: ``shared``, what sequences would hold on top of it if each held its own; ``num_seqs``, the
-    streams that run; the slots ``copied``, ``swapped_out`` and ``swapped_in`` before the iteration.
+    streams that run; the slots ``copied``, ``swapped_out`` and ``swapped_in`` before the iteration; the tokens
+    ``recomputed`` in it; of its seconds, ``swap_s`` and ``recompute_s`` as ``StepResult`` has them.
 
     Args:
         allocator: whose pool it is.
@@ -104,7 +107,7 @@ class Ledger:
         self._usage = allocator.usage()
         self._stale = False
         self._kept: list[_Kept] = []  # empty: never any
-        self._flows: list[_Flow] = []
+        self._flows: list[tuple[str, int, float]] = []  # column, row, amount
         self._parting: list[Sequence] = []  # admitted in the last row, sharing a block that each will copy or fill
         self._unfilled = 0  # slots at the end of such blocks, for every stream but the first
         self._new_siblings = 0  # streams beside the first of those admitted in this row
@@ -158,11 +161,20 @@ class Ledger:
         )
         self._offset += _STORED.itemsize
 
-    def skip(self, batch: Batch) -> None:
-        """Book a step that led to no iteration, as all were preempted; what it moved counts for the next row."""
+    def skip(self, batch: Batch, swap_s: float) -> None:
+        """Book a step that led to no iteration, as all were preempted; what it did counts for the next row."""
         self.settle((), batch.preempted)
-        if batch.moves:
+        if batch.preempted:
+            row = self._num_rows()
+            self._flows += [("num_preempted", row, len(batch.preempted)), ("swap_s", row, swap_s)]
             self._note_flow(batch)
+
+    def lose(self, recomputed: int, recompute_s: float, swap_s: float) -> None:
+        """Add to the newest row what preemptions cost in it."""
+        if not (recomputed or swap_s):
+            return
+        row = self._num_rows() - 1
+        self._flows += [("recomputed", row, recomputed), ("recompute_s", row, recompute_s), ("swap_s", row, swap_s)]
 
     def settle(self, finished: Seq[Sequence], released: Seq[Sequence]) -> None:
         """Book what happened after the iteration: released memory is free, memory that is only held is overreserved."""
@@ -229,13 +241,15 @@ class Ledger:
             spare = seq.granted - seq.final_len
             if spare > 0:
                 self._pad(seq, spare * (1 + len(seq.siblings)))
-        if batch.copies or batch.moves:
-            self._note_flow(batch)
+        self._note_flow(batch)
 
     def _note_flow(self, batch: Batch) -> None:
-        copied, moved = (sum(copy.num_slots for copy in copies) for copies in (batch.copies, batch.moves))
-        out, into = (moved, 0) if batch.swapped else (0, moved)
-        self._flows.append(_Flow(self._num_rows(), copied, out, into))
+        row = self._num_rows()
+        if batch.copies:
+            self._flows.append(("copied", row, sum(copy.num_slots for copy in batch.copies)))
+        if batch.moves:
+            direction = "swapped_out" if batch.swapped else "swapped_in"
+            self._flows.append((direction, row, sum(move.num_slots for move in batch.moves)))
 
     def _pad(self, seq: Sequence, slots: int) -> None:
         """So much of what a request holds is padding now."""
@@ -285,10 +299,9 @@ class Ledger:
         columns["num_seqs"] = columns["num_running"].astype(np.int32, copy=False) + siblings
         columns["prefill_tokens"] = columns["prefill_tokens"].astype(np.int32, copy=False) + hidden
         columns["prefill_tokens"][columns["num_prefills"] == 0] = 0
-        flows = np.zeros((3, num_rows), np.int32)
-        for row, *slots in self._flows:
-            flows[:, min(row, num_rows - 1)] += slots  # beyond the last row: all were preempted, then rejected
-        columns["copied"], columns["swapped_out"], columns["swapped_in"] = flows
+        columns |= {name: np.zeros(num_rows, kind) for name, kind in _FLOWS.items()}
+        for name, row, amount in self._flows:
+            columns[name][min(row, num_rows - 1)] += amount  # beyond the last row: all were preempted, then rejected
 
     def _release(self, released: Seq[Sequence]) -> None:
         self._stale = True

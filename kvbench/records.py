@@ -23,9 +23,12 @@ class Record:
             ``num_preempted``, ``prefill_tokens``, ``context_len`` (tokens), and in slots ``token_states``,
             ``reserved``, ``overreserved``, ``padding``, ``cached``, ``pinned``, ``free`` (they sum to the pool) and
             ``largest_free``; beside them ``num_seqs`` (streams that run), and in slots ``shared`` (saved by sharing),
-            ``copied``, ``swapped_out`` and ``swapped_in`` (before the iteration).
+            ``copied``, ``swapped_out`` and ``swapped_in`` (before the iteration), and what preemptions cost: tokens
+            ``recomputed``, and seconds ``recompute_s`` and ``swap_s``. What a scheduler decides without an iteration,
+            because nobody is left to compute, is in the next row.
         requests: one row per request: ``id``, ``arrival_s``, ``prompt_len``, ``output_len``, ``num_seqs``,
-            ``first_token_s``, ``finish_s`` (NaN: never), ``num_preemptions``, ``recomputed_tokens``, ``rejected``.
+            ``first_token_s``, ``finish_s`` (NaN: never), ``num_preemptions``, ``recomputed_tokens``, ``preempted_s``
+            (between losing its memory and regaining its place), ``rejected``.
     """
 
     steps: Columns
@@ -56,6 +59,7 @@ def request_columns(sequences: Iterable[Sequence]) -> Columns:
         "finish_s": finish_s,
         "num_preemptions": ints([seq.num_preemptions for seq in seqs]),
         "recomputed_tokens": ints([seq.recomputed_tokens for seq in seqs]),
+        "preempted_s": np.array([seq.preempted_s for seq in seqs], np.float64),
         "rejected": np.isnan(finish_s),
     }
 

@@ -33,6 +33,8 @@ class StreamCosts:
     out_slot: float = 2.0**-7
     in_piece: float = 0.25
     in_slot: float = 2.0**-8
+    weights: float = 8.0
+    alone: float = 2.0**-4
 
 
 @dataclass(eq=False)
@@ -53,6 +55,8 @@ class Job:
     rejected: bool = False
     preemptions: int = 0
     recomputed: int = 0
+    left_s: float = 0.0
+    without_memory_s: float = 0.0
 
     @property
     def length(self) -> int:
@@ -133,7 +137,8 @@ class World:
         self.outcome = Streamed(self.jobs)
         self.now = 0.0
         self.copied = self.num_out = self.num_in = 0  # slots copied, blocks swapped out and in, by one call of `step`
-        self.not_booked = 0  # blocks swapped out by calls that led to no iteration
+        # Of calls that led to no iteration: blocks swapped out, the time that took, and how many were preempted.
+        self.out_before, self.swap_s_before, self.preempted_before = 0, 0.0, 0
 
     def run(self, *, with_memory: bool = True) -> Streamed:
         """``with_memory=False`` skips the ledger, for timing."""
@@ -144,8 +149,10 @@ class World:
             while self.arriving and self.arriving[0].request.arrival_s <= self.now:
                 self.waiting.append(self.arriving.popleft())
             self.step()
-        if self.not_booked:
-            self.outcome.rows[-1]["swapped_out"] += self.not_booked * self.size
+        if self.outcome.rows:
+            self.outcome.rows[-1]["swapped_out"] += self.out_before * self.size
+            self.outcome.rows[-1]["num_preempted"] += self.preempted_before
+            self.outcome.rows[-1]["swap_s"] += self.swap_s_before
         return self.outcome
 
     # memory ----------------------------------------------------------------------------------------------------------
@@ -191,6 +198,7 @@ class World:
     def preempt(self) -> None:
         job = self.running.pop()
         job.preemptions += 1
+        job.left_s = self.now
         needed = len({block for stream in job.streams for block in stream.table})
         swap = self.setting.restore == "swap" or (self.setting.restore == "auto" and len(job.streams) > 1)
         if swap and self.host.counts and needed <= self.host.free:
@@ -233,6 +241,7 @@ class World:
             job.asked = 0
             self.make_writable(job)
             self.running.append(job)
+            job.without_memory_s += self.now - job.left_s
 
     def place(self, job: Job, asked: int) -> str:
         """Placed, later or never."""
@@ -298,6 +307,7 @@ class World:
             job.asked = asked
             if job.generated:
                 job.recomputed += job.num_prefills * (job.length - 1)
+                job.without_memory_s += self.now - job.left_s
             self.running.append(job)
             prefills.append(job)
         return prefills
@@ -311,18 +321,31 @@ class World:
     def iteration_ms(self, decodes: list[Job], prefills: list[Job]) -> float:
         costs = self.costs
         lengths = [job.length for job in prefills for _ in range(job.num_prefills)]
+        computing = costs.p * sum(lengths) + costs.q * sum(length * length for length in lengths)
+        if self.is_alone(decodes, prefills):
+            flops = costs.alone * sum(lengths) + costs.q * sum(length * length for length in lengths)
+            computing = max(costs.weights, flops) - costs.weights
         seqs = sum(len(job.streams) for job in decodes) + len(lengths)
         beams = sum(len(job.streams) - 1 for job in self.running if job.request.is_beam)
         return (
             costs.a
             + costs.b * sum(len(job.streams) * job.length for job in decodes)
             + costs.c * len(self.running)
-            + costs.p * sum(lengths)
-            + costs.q * sum(length * length for length in lengths)
+            + computing
             + costs.s * (seqs - len(self.running))
             + costs.beam * beams
             + costs.copied_slot * self.copied
         )
+
+    def is_alone(self, decodes: list[Job], prefills: list[Job]) -> bool:
+        """Nothing but one request that is computed again."""
+        return not decodes and len(prefills) == 1 and prefills[0].generated > 0
+
+    def recompute_ms(self, decodes: list[Job], prefills: list[Job]) -> float:
+        """What the iteration takes beyond one in which those computed again would have decoded."""
+        back = [job for job in prefills if job.generated]
+        others = [job for job in prefills if job not in back]
+        return max(0.0, self.iteration_ms(decodes, prefills) - self.iteration_ms([*decodes, *back], others))
 
     def memory(self) -> dict[str, int]:
         """What each slot of the pool holds, block by block; a block that several streams hold is looked at once."""
@@ -371,7 +394,9 @@ class World:
         prefills = [] if num_preempted or self.out else self.admit()
         if not self.running:
             self.now += self.swap_ms() / 1e3
-            self.not_booked += self.num_out
+            self.out_before += self.num_out
+            self.swap_s_before += self.swap_ms() / 1e3
+            self.preempted_before += num_preempted
             return
         self.now += (self.iteration_ms(decodes, prefills) + self.swap_ms()) / 1e3
         row: dict[str, float] = {
@@ -380,14 +405,17 @@ class World:
             "num_seqs": sum(len(job.streams) for job in self.running),
             "num_waiting": len(self.waiting),
             "num_prefills": len(prefills),
-            "num_preempted": num_preempted,
+            "num_preempted": num_preempted + self.preempted_before,
             "context_len": sum(len(job.streams) * job.length for job in decodes),
             "prefill_tokens": sum(job.num_prefills * job.length for job in prefills),
             "copied": self.copied,
-            "swapped_out": (self.num_out + self.not_booked) * self.size,
+            "swapped_out": (self.num_out + self.out_before) * self.size,
             "swapped_in": self.num_in * self.size,
+            "recomputed": sum(job.num_prefills * (job.length - 1) for job in prefills if job.generated),
+            "recompute_s": self.recompute_ms(decodes, prefills) / 1e3,
+            "swap_s": self.swap_s_before + self.swap_ms() / 1e3,
         }
-        self.not_booked = 0
+        self.out_before, self.swap_s_before, self.preempted_before = 0, 0.0, 0
         self.outcome.rows.append(row | self.memory() if self.with_memory else row)
         for job in list(self.running):
             job.generated += 1

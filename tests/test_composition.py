@@ -171,3 +171,31 @@ def test_choices_and_command_keys_are_set_aside(compose: Composer) -> None:
 def test_a_dict_is_merged_as_hydra_does(compose: Composer) -> None:
     lengths = resolve(compose, "workload=fixed workload.lengths={prompt_len:7}").point["workload"]["lengths"]
     assert (lengths["prompt_len"], lengths["output_len"]) == (7, 128)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "seed=3 workload.request_rate=2",
+        "seed=3 workload.seed=5",
+        "workload.seed=5 seed=3",
+        "data_dir=here",
+        "workload=trace data_dir=here workload.path='${data_dir}/mine.csv'",
+        "model.max_model_len=1024 scheduler.max_model_len=2048",
+        "scheduler.max_model_len=2048 model.max_model_len=1024",
+        "system.max_num_seqs=7",
+        "scheduler.max_num_seqs=7 system.max_num_seqs=7",
+        "system=fastertransformer scheduler.max_num_seqs=3",
+        "system=fastertransformer workload.name=alpaca",
+        "kv_cache_bytes=2e10 allocator.block_size=32 records=summary",
+        "runner.beams.seed=4 costs.a_ms=3",
+        "workload.lengths={_target_:kvbench.workloads.lengths.Alpaca,data_dir:x}",
+        "measure_to_s=30 model.request_level_batch.sharegpt=2 system=fastertransformer",
+    ],
+)
+def test_values_set_directly_are_those_that_interpolation_gives(
+    compose: Composer, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = resolve(compose, command)
+    monkeypatch.setattr("kvbench.composition._Composed.is_plain", lambda *_: False)
+    assert found == resolve(Composer(), command)

@@ -15,6 +15,7 @@ from kvbench.allocators.paged import Paged
 from kvbench.core import Usage
 from kvbench.testing import CHECKS, AllocatorMachine, Broken, Law, examine, first_broken
 from tests.planted_bugs import BUGS, Bug, CopyNotReported, LeakLastBlock
+from tests.token_by_token import TokenByToken
 
 # A new allocator is one line here: pools that are and are not a multiple of the block, blocks down to one slot.
 MATRIX: dict[str, Callable[[], Allocator]] = {
@@ -32,6 +33,7 @@ MATRIX: dict[str, Callable[[], Allocator]] = {
     "paged, one block": lambda: Paged(24, 24),
     "paged, no sharing": lambda: Paged(61, 4, copy_on_write=False),
     "paged, small host pool": lambda: Paged(61, 4, host_slots=14),
+    "token by token": lambda: TokenByToken(61, 4),
     "paged, no host pool": lambda: Paged(61, 4, host_slots=0),
 }
 

@@ -7,6 +7,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -372,14 +373,14 @@ class StopsEarly(Simulated):
         self.output_len = output_len
 
     def execute(self, batch: Batch) -> StepResult:
-        seconds = super().execute(batch).seconds
+        result = super().execute(batch)
         finished = []
         for seq in batch.running:
             final_len = seq.request.prompt_len + self.output_len[seq.request.id]
             if batch.step + 1 - seq.origin == final_len:
                 seq.final_len = final_len
                 finished.append(seq)
-        return StepResult(seconds, finished)
+        return replace(result, finished=finished)
 
 
 @pytest.mark.parametrize("system", ["on_demand", "max"])

@@ -26,6 +26,7 @@ from kvbench.runners.simulated import Simulated
 from kvbench.schedulers.iteration_level import IterationLevel, Restore
 from tests.reference_streams import Setting, StreamCosts, Streamed, World
 from tests.simulated_streams import simulated
+from tests.token_by_token import TokenByToken
 
 RESERVATIONS: dict[str, Reservation] = {"max": Max(), "pow2": Pow2(), "oracle": Oracle(), "on_demand": OnDemand()}
 MAX_MODEL_LEN = 256
@@ -74,6 +75,9 @@ def assert_same(record: Record, outcome: Streamed) -> None:
     assert requests["rejected"].tolist() == [job.rejected for job in jobs]
     assert requests["num_preemptions"].tolist() == [job.preemptions for job in jobs]
     assert requests["recomputed_tokens"].tolist() == [job.recomputed for job in jobs]
+    assert requests["preempted_s"].tolist() == [job.without_memory_s for job in jobs]
+    assert steps["num_preempted"].sum() == requests["num_preemptions"].sum()
+    assert steps["recomputed"].sum() == requests["recomputed_tokens"].sum()
 
 
 def random_requests(rng: random.Random) -> list[Request]:
@@ -190,6 +194,8 @@ class Remembering:
                     self.written[stream] = self.written[seq].copy()
 
     def write(self, stream: Sequence, position: int) -> None:
+        if isinstance(self.allocator, TokenByToken):
+            assert position < self.allocator.promised[stream]
         number = next(self.numbers)
         self.pool[self.allocator.slots(stream)[position]] = number
         self.written[stream].append(number)
@@ -208,6 +214,7 @@ PLACEMENTS: dict[str, tuple[Callable[[random.Random], Allocator], str]] = {
         "on_demand",
     ),
     "paged, host pool too small": (lambda rng: Paged(rng.randint(60, 300), 4, host_slots=60), "on_demand"),
+    "token by token": (lambda rng: TokenByToken(rng.randint(60, 300), rng.choice([4, 16])), "on_demand"),
     "paged, reserved": (lambda rng: Paged(rng.randint(200, 900), 16), "oracle"),
     "buddy": (lambda rng: Buddy(rng.randint(200, 900), 16, MAX_MODEL_LEN), "pow2"),
     "first fit": (lambda rng: FirstFit(rng.randint(200, 900)), "oracle"),

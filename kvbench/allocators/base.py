@@ -98,7 +98,7 @@ class Allocator(Protocol):
     def refork(self, seqs: Seq[Hashable], origins: Seq[int], length: int, copies: list[BlockCopy]) -> None:
         """Sequence ``i`` goes on from the first ``length`` tokens of what was sequence ``origins[i]``. Needs FORK.
 
-        All stem from one allocation, hold at least ``length`` slots and may write their next one; those that others go
+        All stem from one allocation, hold at least ``length`` slots and have written their last; those that others go
         on from stay (``origins[i] == i``). Each keeps as many slots as it had, and no free slot is needed: what is full
         is shared, the tokens in a block that will be written go to the sequence's own, by ``copies``.
 

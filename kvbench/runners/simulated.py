@@ -52,7 +52,10 @@ class IterationCosts:
             listed sizes it is interpolated in log2, beyond them the nearest holds; empty: 1.
         packed: the engine computes request-level batches without padding, as kvbench's own does.
         weights_ms: of ``a_ms``, what reading the weights takes.
-        alone_ms: per token of a prompt that is computed alone.
+        alone_ms: per token of a prompt that is computed alone. It and ``weights_ms`` price, by ``prompt_alone_ms``, an
+            iteration that computes one preempted request again and nothing else; 0: as any other iteration. A prompt
+            that is computed for the first time is never priced so, though an idle engine has nothing beside it: the
+            coefficients were fitted to runs in which it costs what it costs beside others.
     """
 
     a_ms: float
@@ -108,8 +111,8 @@ class IterationCosts:
         ms = num_pieces * call_us / 1e3
         return ms + num_bytes / gb_per_s / 1e6 if gb_per_s else ms
 
-    def prompt_alone_ms(self, length: int) -> float:
-        """Milliseconds of an iteration that computes one prompt and nothing else.
+    def prompt_alone_ms(self, length: int, count: int = 1) -> float:
+        """Milliseconds of an iteration that computes one prompt and nothing else, for each of ``count`` streams.
 
         Computing hides behind reading the weights, or the other way round, so the larger of the two counts; their sum,
         as in the iterations of a run, is a quarter too much for a few hundred tokens.
@@ -120,7 +123,7 @@ class IterationCosts:
         if not (self.weights_ms and self.alone_ms):
             raise KvbenchError("costs: the price of a prompt alone needs weights_ms and alone_ms")
         overhead_ms = self.a_ms - self.weights_ms + self.c_ms
-        return overhead_ms + max(self.weights_ms, self.alone_ms * length + self.q_ms * length * length)
+        return overhead_ms + max(self.weights_ms, count * (self.alone_ms * length + self.q_ms * length * length))
 
 
 class Beams(Protocol):
@@ -186,7 +189,9 @@ class Simulated:
             context_len, padded_len = _packed_context_len(batch), 0
         ms = self._a + self._b * context_len + per_request
         wide = batch.num_siblings > 0
+        recompute_ms = 0.0
         if batch.prefills:
+            again: Sequence | None = None
             prefill_len = square_len = 0
             for seq in batch.prefills:
                 length = padded_len or seq.length
@@ -199,6 +204,10 @@ class Simulated:
                     wide = True
                     prefill_len += length * (seq.num_prefills - 1)
                     square_len += length * length * (seq.num_prefills - 1)
+                if seq.num_preemptions:
+                    again = seq
+                    per_stream = self._p * length + self._q * length * length - self._b * length
+                    recompute_ms += seq.num_prefills * per_stream
                 last = seq.origin + seq.final_len - 1
                 endings = self._endings.get(last)
                 if endings is None:
@@ -207,19 +216,27 @@ class Simulated:
                     endings[seq] = None  # may be there already: preempted and admitted again without a step between
             ms += self._p * prefill_len
             ms += self._q * square_len
+            if again and num_requests == 1 and self._costs.alone_ms:
+                mixed_ms, ms = ms, self._costs.prompt_alone_ms(again.length, again.num_prefills)
+                recompute_ms += ms - mixed_ms
+            recompute_ms = max(0.0, recompute_ms)
         parents: dict[Sequence, Seq[int]] | None = None
+        swap_s = 0.0
         if wide or batch.moves or batch.prefix_len or batch.copies:
             ms, parents = self._streams(batch, ms)
+            if batch.moves:
+                before_ms, ms = ms, self._with_swaps(batch, ms)
+                swap_s = (ms - before_ms) / 1e3
         endings = self._endings.pop(batch.step, None)
         if endings is None:
-            return StepResult(ms / 1e3, (), parents)
+            return StepResult(ms / 1e3, (), parents, swap_s, recompute_ms / 1e3)
         # A preempted sequence leaves a stale entry: valid only if it runs and this is its last step.
         running, step = batch.running, batch.step
         finished = [seq for seq in endings if seq in running and seq.origin + seq.final_len - 1 == step]
-        return StepResult(ms / 1e3, finished, parents)
+        return StepResult(ms / 1e3, finished, parents, swap_s, recompute_ms / 1e3)
 
     def _streams(self, batch: Batch, ms: float) -> tuple[float, dict[Sequence, Seq[int]] | None]:
-        """What several streams for a request, copies and swaps add to an iteration; and which beams survive it."""
+        """What several streams for a request and copies add to an iteration; and which beams survive it."""
         costs = self._costs
         if not batch.running:
             ms = 0.0
@@ -238,15 +255,15 @@ class Simulated:
         if batch.copies and costs.copy_gb_per_s:
             num_bytes = 2 * self._bytes_per_slot * sum(copy.num_slots for copy in batch.copies)
             ms += num_bytes / costs.copy_gb_per_s / 1e6
-        if batch.moves:
-            swap_ms = self._swap_ms(batch.moves, out=bool(batch.swapped))
-            ms = max(ms, swap_ms) if self._overlaps else ms + swap_ms
         return ms, self._survivors(batch) if self._searches else None
 
-    def _swap_ms(self, moves: Seq[BlockCopy], *, out: bool) -> float:
+    def _with_swaps(self, batch: Batch, ms: float) -> float:
+        """What the iteration takes with the swaps before it, or beside it."""
+        moves = batch.moves
         num_pieces = 2 * self._num_layers * (num_runs(moves) if self._merges else len(moves))
         num_bytes = self._bytes_per_slot * sum(move.num_slots for move in moves)
-        return self._costs.swap_ms(num_pieces, num_bytes, out=out)
+        swap_ms = self._costs.swap_ms(num_pieces, num_bytes, out=bool(batch.swapped))
+        return max(ms, swap_ms) if self._overlaps else ms + swap_ms
 
     def _survivors(self, batch: Batch) -> dict[Sequence, Seq[int]] | None:
         """The parents of every search that computes a step; a prompt's first tokens have none."""

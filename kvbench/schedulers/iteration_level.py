@@ -105,7 +105,7 @@ class IterationLevel:
         self._block_size = allocator.block_size
         self._widest = 1  # most streams of any request so far
         self._forks: dict[Sequence, list[Fork]] = {}  # by request, those since the last step: somebody has to copy
-        self._forks_out: dict[Sequence, list[Fork]] = {}  # of those swapped out
+        self._left: dict[Sequence, tuple[list[Fork], int]] = {}  # of those swapped out: forks, tokens they had room for
         self._origins: dict[Sequence, Seq[int]] = {}  # of searches in which beams were dropped since the last step
         self._moves: list[BlockCopy] = []
         self.prefix_len = 0  # tokens of context_len that lie in a shared prefix
@@ -162,13 +162,13 @@ class IterationLevel:
             num_beams,
             prefix_len,
         )
-        if self._new_prefixes:
+        if self._new_prefixes and self.running:
             batch.prefixes, self._new_prefixes = self._new_prefixes, []
         if returned:
             batch.returned = returned
         if self._moves:
             batch.moves, self._moves = self._moves, []
-            batch.swapped = [seq for seq in preempted if seq in self._forks_out]
+            batch.swapped = [seq for seq in preempted if seq in self._left]
         return batch
 
     def commit(self, finished: Seq[Sequence], parents: Mapping[Sequence, Seq[int]] | None = None) -> Seq[Sequence]:
@@ -197,7 +197,7 @@ class IterationLevel:
             forks.clear()
             return [], 0, []
         if self._origins:
-            self._move_beams((len(cohort) + 1) * self._widest + sum(map(len, forks.values())), copies)
+            self._move_beams(cohort, copies)
         if not (cohort or forks):
             if allocator.can_append(self._widest):
                 return [], 0, []
@@ -211,7 +211,7 @@ class IterationLevel:
         gained = 0
         if forks:
             for seq in forks:  # one call each: room is that of the fullest of a call
-                self._part(self._parting(seq, cohort), copies)
+                self._part(seq, self._parting(seq, cohort), copies)
             forks.clear()
         if streams:
             gained = allocator.append(streams, copies)
@@ -232,7 +232,7 @@ class IterationLevel:
             if seq not in running:
                 break  # it was preempted, and so was everyone after it
             if seq in forks:
-                self._part(self._parting(seq, cohort), copies)
+                self._part(seq, self._parting(seq, cohort), copies)
                 del forks[seq]
             if seq in cohort:
                 room = allocator.append(seq.streams, copies)
@@ -246,12 +246,14 @@ class IterationLevel:
         """Its forks, unless room for them is made anyway, which copies what is shared."""
         return [] if self._shares and seq in cohort else self._forks[seq]
 
-    def _part(self, pairs: list[Fork], copies: list[BlockCopy]) -> None:
+    def _part(self, seq: Sequence, pairs: list[Fork], copies: list[BlockCopy]) -> None:
         """Before they write: parents and children that share their last block copy it, others copy everything."""
-        if self._shares:
-            self.allocator.append(dict.fromkeys(stream for pair in pairs for stream in pair), copies)
-        else:
+        if not self._shares:
             self._copy(pairs, copies)
+        elif pairs:
+            due = self.step + self.allocator.append(dict.fromkeys(stream for pair in pairs for stream in pair), copies)
+            if self.calendar.get(due) is not seq.cohort and due < self._due(seq):
+                self._refile(seq, due)
 
     def _copy(self, pairs: list[Fork], copies: list[BlockCopy]) -> None:
         """Copy all that each parent was granted, piece by piece where it lies in pieces."""
@@ -269,7 +271,7 @@ class IterationLevel:
         else:
             self._forks.update((seq, _pairs(seq, places)) for seq, places in origins.items())
 
-    def _move_beams(self, room: int, copies: list[BlockCopy]) -> None:
+    def _move_beams(self, cohort: dict[Sequence, None], copies: list[BlockCopy]) -> None:
         """Beam i goes on from what was beam ``origins[i]``; the newest token of each is not in the cache yet.
 
         Where so much room is free that nobody can be preempted, in one call for each search. Where it is not, what the
@@ -277,6 +279,7 @@ class IterationLevel:
         """
         allocator, step = self.allocator, self.step
         origins, self._origins = self._origins, {}
+        room = (len(cohort) + 1) * self._widest + sum(map(len, self._forks.values()))
         if self._forks.keys().isdisjoint(origins) and allocator.can_append(room):
             for seq, places in origins.items():
                 allocator.refork((seq, *seq.siblings), places, step - seq.origin - 1, copies)
@@ -289,7 +292,7 @@ class IterationLevel:
             cached = step - seq.origin - 1
             for parent, child in pairs:
                 allocator.fork(parent, child, cached)
-            if cached % self._block_size:  # else each gets a new block
+            if seq not in cohort:  # else there will be new room for everyone
                 self._forks[seq] = [*self._forks.get(seq, ()), *pairs]
 
     def _return(self, copies: list[BlockCopy]) -> list[Sequence]:
@@ -305,7 +308,7 @@ class IterationLevel:
                 if self.running:
                     break
                 self.swapped.popleft()
-                del self._forks_out[seq]
+                del self._left[seq]
                 for stream in streams:
                     allocator.free(stream)
                 self._rejected.append((seq, f"{seq.length} tokens of {len(streams)} streams outgrew the pool"))
@@ -313,15 +316,15 @@ class IterationLevel:
             self.swapped.popleft()
             self._moves += allocator.swap_in(streams)
             seq.origin = self.step - seq.length
-            room = len(allocator.slots(seq))
-            pairs = self._forks_out.pop(seq)
-            if pairs:
-                self._part(pairs, copies)
-            if seq.length > room:
-                room += allocator.append(streams, copies)
-            seq.requested, seq.granted = 0, room
-            seq.cohort = {seq: None}
-            self._file(seq.cohort, seq.origin + room + 1)
+            pairs, room = self._left.pop(seq)
+            if seq.length <= room:
+                self._refile(seq, seq.origin + room + 1)
+                self._part(seq, pairs, copies)
+            else:
+                if not self._shares:
+                    self._copy(pairs, copies)
+                self._refile(seq, self.step + allocator.append(streams, copies))
+            seq.requested, seq.granted = 0, len(allocator.slots(seq))
             self._start(seq)
             returned.append(seq)
         return returned
@@ -462,7 +465,7 @@ class IterationLevel:
                 allocator.allocate(sibling, slots)
             else:
                 allocator.fork(seq, sibling, length)
-        if seq.siblings and seq.num_prefills == 1 and length % self._block_size:
+        if seq.siblings and seq.num_prefills == 1 and granted > length:
             self._forks[seq] = [(seq, sibling) for sibling in seq.siblings]
         return granted
 
@@ -479,7 +482,7 @@ class IterationLevel:
             except AllocationError:
                 pass
             else:
-                self._forks_out[seq] = self._forks.pop(seq, [])
+                self._left[seq] = self._forks.pop(seq, []), self._due(seq) - 1 - seq.origin
                 self._stop(seq)
                 self.swapped.appendleft(seq)
                 return seq
@@ -512,6 +515,17 @@ class IterationLevel:
             del cohort[seq]
             seq.cohort = None
         self.blocked = False
+
+    def _due(self, seq: Sequence) -> int:
+        """The step at which it needs room again."""
+        return next((due for due, cohort in self.calendar.items() if cohort is seq.cohort), self.step)
+
+    def _refile(self, seq: Sequence, due: int) -> None:
+        """Put a sequence, filed or not, under the step at which it needs room again."""
+        if seq.cohort is not None:
+            del seq.cohort[seq]
+        seq.cohort = {seq: None}
+        self._file(seq.cohort, due)
 
     def _file(self, cohort: dict[Sequence, None], due: int) -> None:
         """Put a cohort under the step at which it needs room again, merged with one that is there already."""
