@@ -4,6 +4,8 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvbench.allocators.base import Ability, AllocationError, Allocator
 from kvbench.allocators.buddy import Buddy
@@ -290,6 +292,56 @@ def test_fork_of_a_sequence_with_reserved_blocks_leaves_them_to_the_parent() -> 
     assert blocks(paged, "A") == [0, 4, 2, 3]
     assert paged.append(["B"], copies) == 2
     assert len(copies) == 1
+
+
+def test_beams_move_without_a_free_block() -> None:
+    paged = Paged(20, block_size=4)
+    paged.allocate("A", 8)
+    for child in ("B", "C"):
+        paged.fork("A", child, 8)
+    copies: list[BlockCopy] = []
+    paged.append(["A", "B", "C"], copies)
+    assert [blocks(paged, seq) for seq in "ABC"] == [[0, 1, 2], [0, 1, 3], [0, 1, 4]]
+    paged.refork(["A", "B", "C"], [0, 0, 2], 10, copies)
+    assert copies == [BlockCopy(8, 12, 2)]  # nothing full differs, so no table changes
+    assert [blocks(paged, seq) for seq in "ABC"] == [[0, 1, 2], [0, 1, 3], [0, 1, 4]]
+    paged.refork(["A", "B", "C"], [2, 1, 2], 12, copies)
+    assert len(copies) == 1
+    assert [blocks(paged, seq) for seq in "ABC"] == [[0, 1, 4], [0, 1, 3], [0, 1, 4]]
+    assert paged.usage() == Usage(16, 4, 4, shared=20)
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.data())
+def test_moving_beams_is_freeing_forking_and_copying(block_size: int, width: int, data: st.DataObject) -> None:
+    """The short way and the long way lead to the same sharing, and copy as much."""
+    short, long = (Paged(1024, block_size) for _ in range(2))
+    length = data.draw(st.integers(1, 9))
+    streams = list(range(width))
+    for paged in (short, long):
+        paged.allocate(0, length)
+        for child in streams[1:]:
+            paged.fork(0, child, length)
+    copies: tuple[list[BlockCopy], list[BlockCopy]] = [], []
+    for step in range(length, length + 10):
+        for paged, copied in zip((short, long), copies, strict=True):
+            if step == length or step % block_size == 0:
+                paged.append(streams, copied)
+        origins = [data.draw(st.integers(0, width - 1)) for _ in streams]
+        origins = [i if i in origins else origin for i, origin in enumerate(origins)]
+        short.refork(streams, origins, step + 1, copies[0])
+        moved = [(origin, i) for i, origin in enumerate(origins) if origin != i]
+        for _, child in moved:
+            long.free(child)
+        for origin, child in moved:
+            long.fork(origin, child, step + 1)
+        if moved and (step + 1) % block_size:
+            long.append(dict.fromkeys(stream for pair in moved for stream in pair), copies[1])
+        pattern = [[row.index(block) for block in row] for row in zip(*map(short.tables.get, streams), strict=True)]
+        assert pattern == [
+            [row.index(block) for block in row] for row in zip(*map(long.tables.get, streams), strict=True)
+        ]
+        assert short.usage() == long.usage()
+        assert sum(copy.num_slots for copy in copies[0]) == sum(copy.num_slots for copy in copies[1])
 
 
 def test_room_beyond_the_smallest_is_not_lost() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable
+from collections.abc import Sequence as Seq
 
 from kvbench.allocators.paged import Paged
 from kvbench.core import BlockCopy, Fit, Usage
@@ -52,6 +53,9 @@ class TokenByToken:
         self._paged.fork(parent, child, length)
         for seq in (parent, child):
             self.promised[seq] = self._granted[seq] = length
+
+    def refork(self, seqs: Seq[Hashable], origins: Seq[int], length: int, copies: list[BlockCopy]) -> None:
+        self._paged.refork(seqs, origins, length, copies)
 
     def extend(self, seq: Hashable, slots: int, copies: list[BlockCopy]) -> int:
         granted = self.promised[seq] = self._granted[seq] = self._paged.extend(seq, slots, copies)

@@ -7,6 +7,7 @@ raises and leaves the state as it was.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable
+from collections.abc import Sequence as Seq
 from enum import Flag, auto
 from typing import Protocol
 
@@ -94,6 +95,18 @@ class Allocator(Protocol):
         """
         ...
 
+    def refork(self, seqs: Seq[Hashable], origins: Seq[int], length: int, copies: list[BlockCopy]) -> None:
+        """Sequence ``i`` goes on from the first ``length`` tokens of what was sequence ``origins[i]``. Needs FORK.
+
+        All stem from one allocation, hold at least ``length`` slots and have written their last; those that others go
+        on from stay (``origins[i] == i``). Each keeps as many slots as it had, and no free slot is needed: what is full
+        is shared, the tokens in a block that will be written go to the sequence's own, by ``copies``.
+
+        Raises:
+            KeyError: one of them holds no slots.
+        """
+        ...
+
     def extend(self, seq: Hashable, slots: int, copies: list[BlockCopy]) -> int:
         """Grant a sequence that was forked at least ``slots`` slots in all, writable from where it was. Needs FORK.
 
@@ -164,6 +177,10 @@ class FixedGrant:
         raise AllocationError(len(seqs))
 
     def fork(self, parent: Hashable, child: Hashable, length: int) -> None:
+        """Slots are not shared. Raises KvbenchError."""
+        raise KvbenchError(f"{self._name()} shares no slots; use allocator=paged")
+
+    def refork(self, seqs: Seq[Hashable], origins: Seq[int], length: int, copies: list[BlockCopy]) -> None:
         """Slots are not shared. Raises KvbenchError."""
         raise KvbenchError(f"{self._name()} shares no slots; use allocator=paged")
 

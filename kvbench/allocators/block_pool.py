@@ -39,6 +39,29 @@ class BlockPool:
             shared[block] = shared.get(block, 1) + 1
         self.num_saved += len(blocks)
 
+    def follow(self, source: list[int], table: list[int], end: int) -> None:
+        """Make the first ``end`` blocks of a table those of another, from the end to the first that they share.
+
+        Tables that stem from one never share a block after one that they do not.
+        """
+        shared, free = self.shared, self.free
+        saved = 0
+        for index in range(end - 1, -1, -1):
+            new, old = source[index], table[index]
+            if new == old:
+                break
+            table[index] = new
+            shared[new] = shared.get(new, 1) + 1
+            holders = shared.get(old, 1)
+            if holders == 1:
+                free.append(old)
+                saved += 1
+            elif holders == 2:
+                del shared[old]
+            else:
+                shared[old] = holders - 1
+        self.num_saved += saved
+
     def num_holders(self, block: int) -> int:
         """How many sequences hold a block that is not free."""
         return self.shared.get(block, 1)

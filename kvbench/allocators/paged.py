@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable
+from collections.abc import Sequence as Seq
 
 from kvbench.allocators.base import Ability, AllocationError
 from kvbench.allocators.block_pool import BlockPool
@@ -37,6 +38,7 @@ class Paged:
         if host_slots < 0:
             raise KvbenchError(f"allocator.host_slots={host_slots} is below 0; give 0 for no host pool")
         self.abilities = Ability.ANY_SIZE | Ability.GROW
+        self._shares = copy_on_write
         self.abilities |= Ability.FORK if copy_on_write else Ability.NONE
         self.abilities |= Ability.SWAP if host_slots >= block_size else Ability.NONE
         self.num_slots = num_slots
@@ -168,6 +170,18 @@ class Paged:
         if length != len(table) * size:
             self._lens[parent] = length
 
+    def refork(self, seqs: Seq[Hashable], origins: Seq[int], length: int, copies: list[BlockCopy]) -> None:
+        """Share the full blocks, copy what is in the last."""
+        self._check_shares()
+        tables, size, follow = self.tables, self.block_size, self.pool.follow
+        last, filled = divmod(length, size)
+        for i, origin in enumerate(origins):
+            if origin != i:
+                source, table = tables[seqs[origin]], tables[seqs[i]]
+                if filled:
+                    copies.append(BlockCopy(source[last] * size, table[last] * size, filled))
+                follow(source, table, last)
+
     def extend(self, seq: Hashable, slots: int, copies: list[BlockCopy]) -> int:
         """Add blocks up to ``slots``; a last block that is shared and not full is copied first."""
         self._check_shares()
@@ -187,7 +201,7 @@ class Paged:
         return len(table) * size
 
     def _check_shares(self) -> None:
-        if Ability.FORK not in self.abilities:
+        if not self._shares:
             raise KvbenchError("copy_on_write=false: this allocator shares no blocks; set allocator.copy_on_write=true")
 
     def swap_out(self, seqs: Collection[Hashable]) -> list[BlockCopy]:

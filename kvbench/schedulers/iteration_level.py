@@ -106,6 +106,7 @@ class IterationLevel:
         self._widest = 1  # most streams of any request so far
         self._forks: dict[Sequence, list[Fork]] = {}  # by request, those since the last step: somebody has to copy
         self._left: dict[Sequence, tuple[list[Fork], int]] = {}  # of those swapped out: forks, tokens they had room for
+        self._origins: dict[Sequence, Seq[int]] = {}  # of searches in which beams were dropped since the last step
         self._moves: list[BlockCopy] = []
         self.prefix_len = 0  # tokens of context_len that lie in a shared prefix
         self._prefixes: dict[int, Sequence] = {}  # by length; registered when first asked for, and kept
@@ -179,9 +180,7 @@ class IterationLevel:
             del running[seq]
             self._release(seq)
         if parents:
-            for seq, origins in parents.items():
-                if seq in running:
-                    self._fork_beams(seq, origins)
+            self._fork_beams({seq: places for seq, places in parents.items() if seq in running})
         return finished
 
     def _serve_streams(
@@ -197,12 +196,17 @@ class IterationLevel:
                 self._copy(pairs, copies)
             forks.clear()
             return [], 0, []
+        if self._origins:
+            self._move_beams(cohort, copies)
         if not (cohort or forks):
             if allocator.can_append(self._widest):
                 return [], 0, []
             return self._serve_in_order(cohort, copies)
-        streams = [stream for seq in cohort for stream in seq.streams]
-        if not allocator.can_append(len(streams) + sum(map(len, forks.values())) + self._widest):
+        streams = [stream for seq in cohort for stream in (seq, *seq.siblings)]
+        need = len(streams) + self._widest
+        if forks:
+            need += sum(map(len, forks.values()))
+        if not allocator.can_append(need):
             return self._serve_in_order(cohort, copies)
         gained = 0
         if forks:
@@ -259,22 +263,37 @@ class IterationLevel:
             piece = allocator.block_size if Ability.GROW in allocator.abilities else len(sources)
             copies += [BlockCopy(sources[i], targets[i], piece) for i in range(0, len(sources), piece)]
 
-    def _fork_beams(self, seq: Sequence, origins: Seq[int]) -> None:
-        """Beam i goes on from what was beam ``origins[i]``; the newest token of each is not in the cache yet."""
-        allocator, streams = self.allocator, seq.streams
-        pairs = [(streams[origin], streams[i]) for i, origin in enumerate(origins) if origin != i]
-        if not pairs:
-            return
+    def _fork_beams(self, origins: dict[Sequence, Seq[int]]) -> None:
+        """What dropped beams held is free from now on; their places are filled before the next step."""
         if self._shares:
-            cached = self.step - seq.origin - 1
+            self._origins = origins
+            self.blocked = False
+        else:
+            self._forks.update((seq, _pairs(seq, places)) for seq, places in origins.items())
+
+    def _move_beams(self, cohort: dict[Sequence, None], copies: list[BlockCopy]) -> None:
+        """Beam i goes on from what was beam ``origins[i]``; the newest token of each is not in the cache yet.
+
+        Where so much room is free that nobody can be preempted, in one call for each search. Where it is not, what the
+        dropped beams held must count as free: they are freed and forked anew, and copy when their turn comes.
+        """
+        allocator, step = self.allocator, self.step
+        origins, self._origins = self._origins, {}
+        room = (len(cohort) + 1) * self._widest + sum(map(len, self._forks.values()))
+        if self._forks.keys().isdisjoint(origins) and allocator.can_append(room):
+            for seq, places in origins.items():
+                allocator.refork((seq, *seq.siblings), places, step - seq.origin - 1, copies)
+            return
+        forks = {seq: _pairs(seq, places) for seq, places in origins.items()}
+        for pairs in forks.values():
             for _, child in pairs:
                 allocator.free(child)
+        for seq, pairs in forks.items():
+            cached = step - seq.origin - 1
             for parent, child in pairs:
                 allocator.fork(parent, child, cached)
-            self.blocked = False
-            if self.calendar.get(self.step) is seq.cohort:
-                return  # new room for everyone
-        self._forks[seq] = [*self._forks.get(seq, ()), *pairs]  # there are some only if this was its prompt's step
+            if seq not in cohort:  # else there will be new room for everyone
+                self._forks[seq] = [*self._forks.get(seq, ()), *pairs]
 
     def _return(self, copies: list[BlockCopy]) -> list[Sequence]:
         """Swap in the oldest of those that are out, as long as there is room for them and one block for each stream."""
@@ -517,3 +536,8 @@ class IterationLevel:
         there.update(cohort)
         for seq in cohort:
             seq.cohort = there
+
+
+def _pairs(seq: Sequence, origins: Seq[int]) -> list[Fork]:
+    streams = seq.streams
+    return [(streams[origin], streams[i]) for i, origin in enumerate(origins) if origin != i]
