@@ -371,6 +371,27 @@ METRICS: dict[str, Metric] = {
     "recomputed_tokens": Metric(
         lambda run: int(np.sum(run.requests["recomputed_tokens"])), "tokens", "tokens computed once more"
     ),
+    "lost_s": Metric(
+        lambda run: float(np.sum(run.steps["recompute_s"]) + np.sum(run.steps["swap_s"])),
+        "s",
+        "lost to preemption: the next two together",
+    ),
+    "recompute_s": Metric(
+        lambda run: float(np.sum(run.steps["recompute_s"])),
+        "s",
+        "of iterations, computing tokens again: what it took beyond decoding the same sequences (real runs: the "
+        "model's time, shared out by tokens)",
+    ),
+    "swap_s": Metric(
+        lambda run: float(np.sum(run.steps["swap_s"])),
+        "s",
+        "of iterations, waiting for blocks on their way to the host pool or back",
+    ),
+    "preempted_s": Metric(
+        lambda run: float(np.sum(run.requests["preempted_s"])),
+        "request seconds",
+        "between losing its memory and regaining its place, of all requests",
+    ),
     "swapped_out_bytes": Metric(
         lambda run: int(np.sum(run.steps["swapped_out"])) * run.bytes_per_slot, "bytes", "moved to the host pool"
     ),

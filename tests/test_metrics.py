@@ -34,6 +34,8 @@ STEPS: dict[str, list[float]] = {
     "copied": [0, 3, 0],
     "swapped_out": [0, 0, 16],
     "swapped_in": [0, 0, 0],
+    "recompute_s": [0.0, 0.25, 0.0],
+    "swap_s": [0.0, 0.5, 0.125],
 }
 # A (2 tokens), B (5 tokens, preempted once), C (1 token), and D, which was rejected.
 REQUESTS: dict[str, list[float]] = {
@@ -46,13 +48,14 @@ REQUESTS: dict[str, list[float]] = {
     "num_seqs": [1, 3, 1, 1],
     "num_preemptions": [0, 1, 0, 0],
     "recomputed_tokens": [0, 31, 0, 0],
+    "preempted_s": [0.0, 1.5, 0.25, 0.0],
     "rejected": [False, False, False, True],
 }
 
 
 def record(steps: dict[str, list[float]] = STEPS, requests: dict[str, list[float]] = REQUESTS) -> Record:
     def columns(table: dict[str, list[float]]) -> dict[str, Any]:
-        reals = ("end_s", "seconds", "arrival_s", "first_token_s", "finish_s")
+        reals = {name for name in table if name.endswith("_s") or name == "seconds"}
         return {
             name: np.array(values, np.float64 if name in reals else bool if name == "rejected" else np.int32)
             for name, values in table.items()
@@ -80,6 +83,12 @@ def test_counts() -> None:
     assert found["recomputed_tokens"] == 31
     assert found["simulated_s"] == 6.0
     assert all(isinstance(found[name], int) for name in ("num_requests", "num_preemptions", "recomputed_tokens"))
+
+
+def test_seconds_lost_to_preemption() -> None:
+    found = summarize(record(), NUM_SLOTS)
+    assert (found["recompute_s"], found["swap_s"], found["lost_s"]) == (0.25, 0.625, 0.875)
+    assert found["preempted_s"] == 1.75
 
 
 def test_latencies_are_of_all_finished_requests_whatever_the_window() -> None:
