@@ -199,8 +199,10 @@ def _expand(experiment: str | None, command: list[Setting]) -> list[list[Setting
         for entry in content.get("points") or [{}]
         for settings in _multiply(_written(key, value) for key, value in {**common, **entry}.items())
     ]
-    typed = {key: Setting(key, value) for key, value in (content.get("selected") or {}).items()} | typed
-    for selector in (*SELECTORS, "runner"):
+    selectors = (*SELECTORS, "runner")
+    if typed.keys().isdisjoint(selectors):
+        typed |= {key: _written(key, value) for key, value in (content.get("selected") or {}).items()}
+    for selector in selectors:
         entries = _select(experiment, entries, selector, typed)
     return [
         settings

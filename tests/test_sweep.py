@@ -129,6 +129,33 @@ def test_selection(planned: Planner, experiment: Callable[[str], None], typed: l
     assert len(planned("+experiment=smoke", *typed).rows) == count
 
 
+BOTH_WAYS = """
+common: {workload: fixed, workload.num_requests: 3}
+points: [{panel: a, runner: simulated}, {panel: b, runner: cpu, model: tiny_llama}]
+selected: {runner: simulated}
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "panels"),
+    [
+        ([], ["a"]), (["runner=cpu"], ["b"]), (["runner=simulated"], ["a"]), (["panel=b"], ["b"]),
+        (["panel=a,b"], ["a", "b"]),
+    ],
+)  # fmt: skip
+def test_what_runs_unless_it_is_selected(
+    planned: Planner, experiment: Callable[[str], None], typed: list[str], panels: list[str]
+) -> None:
+    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    experiment(BOTH_WAYS)
+    assert [row.panel for row in planned("+experiment=smoke", *typed).rows] == panels
+
+
+def test_a_runner_that_all_points_have_is_no_selection(planned: Planner, experiment: Callable[[str], None]) -> None:
+    experiment("{common: {workload: fixed, runner: cpu}}")
+    assert values(planned("+experiment=smoke", "runner=simulated"), "choices", "runner") == ["simulated"]
+
+
 def test_selecting_what_is_not_there_is_refused(planned: Planner, experiment: Callable[[str], None]) -> None:
     experiment(WITHOUT_RECORDS)
     with pytest.raises(KvbenchError, match="has no panel=c; panel is one of a, b, 3"):
