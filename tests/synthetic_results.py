@@ -165,7 +165,7 @@ def sharing_rows() -> list[Row]:
             **window,
             series.column: width,
             "sharing_saved_pct": percent + repeat - (series.num_seeds - 1) / 2,
-            "config": {"runner": {"beams": {"beta": series.beta}}},
+            "config": {"runner": {"beams": dict([series.beams] if series.beams else [])}},
         }
         for panel, series in SERIES.items()
         for width, percent in series.papers.items()
@@ -196,6 +196,7 @@ def swap_rows() -> list[Row]:
     """Fig. 19 (b) as published."""
     paper = published()["fig19b"]
     preemption = {"num_preemptions": 1234, "recomputed_tokens": 567890, "swapped_out_bytes": 10**12}
+    preemption |= {"recompute_s": 30.0, "swap_s": 15.5, "lost_s": 45.5, "simulated_s": 700.0, "preempted_s": 2468.0}
     conditions = {name: paper[name] for name in ("request_rate", "duration_s")}
     return [
         {"panel": kind, **conditions, "block_size": size, "normalized_latency_mean_s": latency, **preemption}

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kvbench.figures import blocks, style
+from kvbench.figures import blocks, preemption, style
 from kvbench.figures.frames import PUBLIC, difference, footnote, noted, other_lengths, select
 from kvbench.figures.style import Look
 from kvbench.figures.terminal import aligned
@@ -58,7 +58,7 @@ def _draw_panel(axes: Axes, name: str, curves: Mapping[str, Latencies]) -> None:
 
 
 def table(results: Results) -> str | None:
-    """Every point, beside the paper's."""
+    """Every point, beside the paper's; and what preemption cost, with the kernel's factor."""
     parts = []
     for name, panel in _panels().items():
         curves = _curves(results, name)
@@ -66,7 +66,8 @@ def table(results: Results) -> str | None:
             mine = {LOOKS[kind].label: points for kind, points in curves.items()}
             rows = blocks.rows(mine, {"paper": blocks.papers(panel["latency_s"])})
             parts.append(f"{panel['title']}: normalized latency (s/token)\n{aligned(rows)}")
-    return "\n\n".join(parts) or None
+    lost = preemption.table_by_block(results.summary, [name for name in _panels() if _curves(results, name)])
+    return "\n\n".join([*parts, *([lost] if lost else [])]) or None
 
 
 def claims(results: Results) -> list[Claim]:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from matplotlib.figure import Figure
 
-from kvbench.figures import blocks, style
-from kvbench.figures.frames import difference, footnote, other_lengths, select, way
+from kvbench.figures import blocks, preemption, style
+from kvbench.figures.frames import difference, footnote, other_lengths, way
 from kvbench.figures.style import Look
 from kvbench.figures.terminal import aligned
 from kvbench.paper.claims import Claim, stated
@@ -22,7 +22,7 @@ LOOKS = {
 
 
 def draw(results: Results) -> dict[str, Figure]:
-    """One panel with both curves."""
+    """Latency above, the seconds lost to preemption below."""
     summary = results.summary
     curves = _curves(results)
     if not curves:
@@ -33,15 +33,19 @@ def draw(results: Results) -> dict[str, Figure]:
             f"Filled: {way(summary)}; hollow: the paper's plotted points",
             "The left side leans on a factor on the attention kernel's time that was fitted to Fig. 18(b)",
         )
-        figure = style.new_figure(style.COLUMN_IN, 2.2, note)
-        axes = figure.subplots()
+        figure = style.new_figure(style.COLUMN_IN, 3.3, note)
+        axes, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         blocks.draw(axes, curves, LOOKS)
         for kind in curves:
             style.plot_hollow(
                 axes, published()["fig19b"]["latency_s"][kind], LOOKS[kind].color, LOOKS[kind].marker, size=6
             )
         axes.set_yscale("log")
-        axes.set_ylabel("Normalized latency (s/token)")
+        axes.set_ylabel("Normalized latency\n(s/token)")
+        axes.set_xlabel("")
+        blocks.draw(lower, {kind: preemption.lost_by_block(summary, kind) for kind in curves}, LOOKS)
+        lower.set_ylim(bottom=0)
+        lower.set_ylabel("Lost to\npreemption (s)")
         handles = [*style.legend({kind: LOOKS[kind] for kind in curves}), style.hollow("o")]
         figure.legend(handles=handles, loc="outside upper center", ncols=3)
     return {"fig_swap_vs_recompute": figure}
@@ -53,13 +57,8 @@ def table(results: Results) -> str | None:
     if not curves:
         return None
     papers = {f"paper: {kind}": blocks.papers(points) for kind, points in published()["fig19b"]["latency_s"].items()}
-    lines = ["Normalized latency (s/token)", aligned(blocks.rows(curves, papers)), "", "Preemption"]
-    rows = [("block size", "", "preemptions", "recomputed tokens", "swapped out (GB)")]
-    for kind in curves:
-        for _, row in select(results.summary, panel=kind).sort_values("block_size").iterrows():
-            amounts = (f"{row['num_preemptions']:,.0f}", f"{row['recomputed_tokens']:,.0f}")
-            rows.append((f"{row['block_size']:.0f}", kind, *amounts, f"{row['swapped_out_bytes'] / 1e9:,.1f}"))
-    return "\n".join([*lines, aligned(rows, left=2)])
+    latencies = f"Normalized latency (s/token)\n{aligned(blocks.rows(curves, papers))}"
+    return "\n\n".join(filter(None, [latencies, preemption.table_by_block(results.summary, list(curves))]))
 
 
 def claims(results: Results) -> list[Claim]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kvbench.figures import latency, style
+from kvbench.figures import latency, preemption, style
 from kvbench.figures.frames import (
     PUBLIC,
     Pairs,
@@ -185,7 +185,10 @@ def _of_repeats(panels: Iterable[PanelRates]) -> list[str]:
 
 
 def table(results: Results, panels: Iterable[PanelRates]) -> str | None:
-    """The rate at the threshold of every curve that was run, beside the paper's; with repeats also vLLM's over it."""
+    """The rate at the threshold of every curve that was run, beside the paper's; with repeats also vLLM's over it.
+
+    Then what preemption cost at the rate where it cost most.
+    """
     rows = []
     panels = list(panels)
     repeated = any(len(panel.repeats) > 1 for panel in panels)
@@ -205,7 +208,17 @@ def table(results: Results, panels: Iterable[PanelRates]) -> str | None:
     title = f"Request rate (requests/s) at {THRESHOLD_S:g} s/token"
     if repeated:
         title += ", read on traces as long as the paper's; 95 % intervals over repeats"
-    return f"{title}\n" + aligned([header, *rows], left=2)
+    lost = preemption.table(
+        (
+            ((panel.title, look.label, f"{worst['request_rate'].iloc[0]:g}"), worst)
+            for panel in panels
+            for system, look in style.looks(panel.curves).items()
+            if len(worst := preemption.worst(select(panel.rows, system=system)))
+        ),
+        ("panel", "system", "rate"),
+        "at the rate where most was lost",
+    )
+    return "\n\n".join([f"{title}\n" + aligned([header, *rows], left=2), *([lost] if lost else [])])
 
 
 def _stable_to(panel: PanelRates, system: str) -> str:
