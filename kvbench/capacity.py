@@ -106,6 +106,7 @@ class Capacity:
     kv_cache_bytes: int
     bytes_per_slot: int
     source: str
+    num_gpus: int = 1
 
     @property
     def num_slots(self) -> int:
@@ -182,7 +183,8 @@ def capacity(model: Model, hardware: Hardware, kv_cache_bytes: float | None = No
                 f"{_gib(activations)} and reserve {_gib(reserve)} leave {_gib(pool)} for the KV cache.\n"
                 "Choose a larger hardware=, or set kv_cache_bytes= to size the pool yourself."
             )
-    return Capacity(model.name, hardware.name, total, weights, activations, reserve, pool, slot, source)
+    num_gpus = hardware.num_gpus
+    return Capacity(model.name, hardware.name, total, weights, activations, reserve, pool, slot, source, num_gpus)
 
 
 def batch_limit(model: Model, pool: Capacity, workload: str) -> int:

@@ -489,6 +489,15 @@ def _dtype_of(device: str) -> str:
     return resolve("auto", device)
 
 
+def _gpu_memory_bytes() -> int:
+    """What ``hardware=local_gpu`` has. Raises KvbenchError where there is no GPU, or no torch to ask."""
+    try:
+        from kvbench.runners.device import gpu_memory_bytes
+    except ModuleNotFoundError as error:
+        raise KvbenchError(f"a real run needs {error.name}: make install EXTRAS=dev,models") from None
+    return gpu_memory_bytes()
+
+
 def _split(config: dict[str, Any], chosen: Mapping[str, str], label: str) -> Resolved:
     """Check the top-level values, and set aside what is no part of the point."""
     top = {each.name: config[each.name] for each in fields(Common)}
@@ -519,5 +528,6 @@ def _register_resolvers() -> None:
         return session_len(model_of(config), capacity_of(config), max_num_seqs)
 
     OmegaConf.register_new_resolver("kvbench.memory_bytes", memory_bytes, replace=True)
+    OmegaConf.register_new_resolver("kvbench.gpu_memory_bytes", _gpu_memory_bytes, replace=True)
     OmegaConf.register_new_resolver("kvbench.batch_limit", batch, replace=True)
     OmegaConf.register_new_resolver("kvbench.session_len", session, replace=True)

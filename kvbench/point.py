@@ -173,7 +173,7 @@ def capacity_now(config: Mapping[str, Any]) -> Capacity:
     planned = _planned(config)
     if not is_real(config):
         return planned
-    usable = usable_bytes()
+    usable = _usable_bytes(config["runner"].get("usable_by"), planned.num_gpus)
     check_fits(planned, usable)
     if planned.source != ESTIMATED:
         return planned
@@ -190,15 +190,20 @@ def capacity_now(config: Mapping[str, Any]) -> Capacity:
         num_tokens=num_tokens,
         num_seqs=num_seqs,
     )
-    found = _sized(planned, seen, num_tokens)
+    found = _sized(planned, seen, num_tokens, runner.get("usable_by"))
     check_fits(replace(found, reserve_bytes=0), usable)  # what other programs took since then may be as much
     return found
 
 
 @lru_cache
-def _sized(planned: Capacity, seen: Footprint, num_tokens: int) -> Capacity:
+def _sized(planned: Capacity, seen: Footprint, num_tokens: int, usable_by: str | None) -> Capacity:
     """Size a pool once in a process: points that need the same get the same, whatever other programs do meanwhile."""
-    return measured(planned, seen, num_tokens, usable_bytes())
+    return measured(planned, seen, num_tokens, _usable_bytes(usable_by, planned.num_gpus))
+
+
+def _usable_bytes(usable_by: str | None, num_gpus: int) -> int:
+    """What the device of a real run can give now: this machine's memory, unless the runner names who knows better."""
+    return usable_bytes() if usable_by is None else int(locate(usable_by, "runner.usable_by")(num_gpus))
 
 
 def is_real(config: Mapping[str, Any]) -> bool:
@@ -216,7 +221,8 @@ def inputs_of(config: Mapping[str, Any], workload: Workload) -> dict[str, str]:
 
 
 def _runner_node(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config["runner"].items() if key not in ("real_clock", "measured_by")}
+    keys = ("real_clock", "measured_by", "usable_by")
+    return {key: value for key, value in config["runner"].items() if key not in keys}
 
 
 def _real_runner(config: Mapping[str, Any], allocator: Allocator) -> Callable[[], Runner]:
@@ -472,7 +478,7 @@ def _write_origin(folder: Path, task: Task, more: dict[str, Any]) -> None:
     write_text(folder / "config.yaml", yaml.safe_dump(point.config, sort_keys=False))
     origin = {"key": point.key, "inputs": point.inputs, **more, **task.provenance}
     if is_real(point.config) and "torch" in sys.modules:
-        origin["versions"] = origin["versions"] | _versions("torch", "transformers", "numba")
+        origin["versions"] = origin["versions"] | _versions("torch", "transformers", "numba", "triton")
         origin["cpu"] = _cpu()
     write_json(folder / "manifest.json", origin)
 
