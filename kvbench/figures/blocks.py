@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -25,7 +25,11 @@ def draw(axes: Axes, curves: Mapping[str, Mapping[int, float]], looks: Mapping[s
     """Measured curves, and an axis of block sizes."""
     for name, points in curves.items():
         style.plot(axes, sorted(points.items()), looks[name])
-    sizes = sorted({size for points in curves.values() for size in points})
+    scale(axes, sorted({size for points in curves.values() for size in points}))
+
+
+def scale(axes: Axes, sizes: Sequence[int]) -> None:
+    """An axis of these block sizes."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.xaxis.set_minor_locator(NullLocator())
