@@ -229,7 +229,9 @@ def _point_table(row: dict[str, Any]) -> str:
     head = f"{row['system']}, {row['model']} on {row['hardware']}, {row['workload']}"
     head += f" at {row['request_rate']:g} requests/s" if row["request_rate"] is not None else ""
     shown = {
-        name: metric for name, metric in METRICS.items() if "_iteration_" not in name and (row[name] or name in _TABLE)
+        name: metric
+        for name, metric in METRICS.items()
+        if not any(part in name for part in ("_iteration_", "steady_")) and (row[name] or name in _TABLE)
     }
     names = {} if row["device"] == Simulated.device_name else _MEASURED
     numbers = aligned([("metric", "value"), *((names.get(name, name), _number(row[name])) for name in shown)])

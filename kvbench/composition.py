@@ -28,6 +28,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from kvbench.capacity import batch_limit, capacity_of, memory_bytes, model_of, session_len
 from kvbench.core import KvbenchError
 from kvbench.instantiate import check_arguments
+from kvbench.search import FALLING, RISING
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 AXES = ("allocator", "reservation", "scheduler", "costs")
@@ -73,6 +74,10 @@ class Common:
     kv_cache_seqs: float | None
     measure_from_s: float
     measure_to_s: float | None
+    slo_ttft_s: float | None
+    slo_tpot_s: float | None
+    metric: str | None
+    threshold: float | None
     results_dir: str
 
     def __post_init__(self) -> None:
@@ -95,6 +100,27 @@ class Common:
             raise KvbenchError(
                 f"measure_to_s={self.measure_to_s} does not lie after measure_from_s={self.measure_from_s}; "
                 "give more, or null for the end"
+            )
+        for key in ("slo_ttft_s", "slo_tpot_s", "threshold"):
+            if (value := getattr(self, key)) is not None and not value > 0:
+                raise KvbenchError(f"{key}={value} can never be kept; give a number above 0")
+        self._check_search()
+
+    def _check_search(self) -> None:
+        if (self.metric is None) != (self.threshold is None):
+            raise KvbenchError("metric= and threshold= make a search together; give both, or none")
+        if self.metric is None:
+            return
+        if self.metric not in RISING + FALLING:
+            raise KvbenchError(
+                f"metric={self.metric} has no threshold to search{_hint(self.metric, RISING + FALLING)}\n"
+                f"metric is one of {', '.join(RISING + FALLING)}"
+            )
+        if self.metric in FALLING and self.slo_ttft_s is None and self.slo_tpot_s is None:
+            raise KvbenchError(f"metric={self.metric} needs an objective; give slo_ttft_s= or slo_tpot_s=")
+        if self.repeats < 2:
+            raise KvbenchError(
+                f"repeats={self.repeats}: one run is no capacity, as it says nothing of the next; give 2 or more, say 8"
             )
 
 

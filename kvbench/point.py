@@ -42,12 +42,13 @@ from kvbench.core import KvbenchError
 from kvbench.engine import Engine, serve
 from kvbench.instantiate import check_arguments, instantiate, locate
 from kvbench.ledger import Ledger
-from kvbench.metrics import summarize
-from kvbench.records import write_parquet
-from kvbench.results import POINT_COLUMNS, write_json, write_text
+from kvbench.metrics import Slo, summarize
+from kvbench.records import Record, write_parquet
+from kvbench.results import POINT_COLUMNS, is_nothing, write_json, write_text
 from kvbench.runners.base import Runner
 from kvbench.runners.simulated import NOT_COEFFICIENTS, IterationCosts
 from kvbench.schedulers.base import Scheduler
+from kvbench.search import Search, of_steady_state
 from kvbench.workloads.base import Trace, Workload
 
 PACKAGE = Path(__file__).resolve().parent
@@ -90,7 +91,10 @@ class Point:
         config = self.config
         load = config["workload"].get("request_rate")
         words = [config["system"], config["model"]["name"], config["choices"]["workload"]]
-        words += [] if load is None else [f"{load:g}"]
+        if config.get("metric"):
+            words += [config["metric"], f"{config['threshold']:g}"]
+        elif load is not None:
+            words += [f"{load:g}"]
         words += [f"seed{config['seed']}"] if config["seed"] else []
         words += [f"trial{config['trial']}"] if config.get("trial") else []
         slug = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", str(word)).strip("_") for word in words)
@@ -143,6 +147,8 @@ def build(config: Mapping[str, Any], capacity: Capacity | None = None) -> Parts:
         KvbenchError: a value, a key or a combination that a constructor refuses.
     """
     capacity = capacity or _planned(config)
+    if config["metric"] is not None:
+        _check_searchable(config)
     allocator = instantiate(config["allocator"], "allocator", num_slots=capacity.num_slots)
     reservation = instantiate(config["reservation"], "reservation")
     scheduler = instantiate(config["scheduler"], "scheduler", allocator=allocator, reservation=reservation)
@@ -153,6 +159,18 @@ def build(config: Mapping[str, Any], capacity: Capacity | None = None) -> Parts:
         return Parts(capacity, scheduler, _real_runner(config, allocator), WallClock, workload, uses_true_lengths)
     runner = _simulated_runner(config, allocator)
     return Parts(capacity, scheduler, lambda: runner, VirtualClock, workload, uses_true_lengths)
+
+
+def _check_searchable(config: Mapping[str, Any]) -> None:
+    """Refuse what a search cannot repeat at another rate with other seeds."""
+    workload = config["workload"]
+    if is_real(config):
+        raise KvbenchError(f"metric={config['metric']} is searched in simulated runs; leave runner= at simulated")
+    if workload.get("arrivals") is None or workload.get("request_rate") is None:
+        raise KvbenchError(
+            f"metric={config['metric']} is searched over the rate, with repeats that differ: workload="
+            f"{config['choices']['workload']} as given has one trace; choose one with arrivals and a request_rate"
+        )
 
 
 def _planned(config: Mapping[str, Any]) -> Capacity:
@@ -358,13 +376,38 @@ def run(task: Task) -> Outcome:
         return _failed(task, f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A finished run: its records, its row, and what else its manifest says."""
+
+    record: Record
+    values: dict[str, Any]
+    origin: dict[str, Any]
+
+
 def _run(task: Task) -> dict[str, Any]:
     started = time.perf_counter()
     point = task.point
-    config = point.config
+    served = (_serve if point.config["metric"] is None else _search)(point.config, point.inputs)
+    wall_s = time.perf_counter() - started
+    values = {name: value for name, value in served.values.items() if not is_nothing(value)} | {"wall_s": wall_s}
+    summary = {name: values.get(name) for name in POINT_COLUMNS}
+
+    temporary = _temporary(task)
+    write_parquet(temporary / "requests.parquet", served.record.requests)
+    if task.keeps_steps:
+        write_parquet(temporary / "steps.parquet", served.record.steps)
+    write_json(temporary / "summary.json", summary)
+    _write_origin(temporary, task, served.origin | {"wall_s": wall_s})
+    _publish(temporary, task)
+    return summary
+
+
+def _serve(config: dict[str, Any], inputs: dict[str, str]) -> _Served:
+    """Run a configuration."""
     parts = build(config, capacity_now(config))
-    trace = _trace(json.dumps(config["workload"]), json.dumps(point.inputs))
-    if not trace.inputs.items() <= point.inputs.items():
+    trace = _trace(json.dumps(config["workload"]), json.dumps(inputs))
+    if not trace.inputs.items() <= inputs.items():
         raise KvbenchError("an input file was changed while the command ran; run it again")
     allocator = parts.scheduler.allocator
     runner = parts.open_runner()
@@ -378,31 +421,51 @@ def _run(task: Task) -> dict[str, Any]:
         config["measure_from_s"],
         config["measure_to_s"],
         bytes_per_slot=capacity.bytes_per_slot,
+        slo=Slo(config["slo_ttft_s"], config["slo_tpot_s"]),
     )
     device = runner.device_name
-    values = _description(config, capacity, device, parts.uses_true_lengths, trace) | metrics
-    values["wall_s"] = time.perf_counter() - started
-    summary = {name: values[name] for name in POINT_COLUMNS}
-
-    temporary = _temporary(task)
-    write_parquet(temporary / "requests.parquet", record.requests)
-    if task.keeps_steps:
-        write_parquet(temporary / "steps.parquet", record.steps)
-    write_json(temporary / "summary.json", summary)
-    _write_origin(
-        temporary,
-        task,
+    return _Served(
+        record,
+        _description(config, capacity, device, parts.uses_true_lengths, trace) | metrics,
         {
             "capacity": asdict(capacity) | {"num_slots": capacity.num_slots},
             "device": device,
             "uses_true_lengths": parts.uses_true_lengths,
             "workload_source": trace.source,
             "rejections": sorted(set(engine.rejected.values()))[:10],
-            "wall_s": values["wall_s"],
         },
     )
-    _publish(temporary, task)
-    return summary
+
+
+def _search(config: dict[str, Any], inputs: dict[str, str]) -> _Served:
+    """Search the rate at which a metric reaches its threshold; the row is that of a run at the rate found."""
+    metric, threshold = config["metric"], config["threshold"]
+
+    def at(rate: float, share: float = 1.0) -> _Served:
+        return _serve(config | {"workload": _beginning(config["workload"], share) | {"request_rate": rate}}, inputs)
+
+    whole, half = Search(metric, threshold), Search(metric, threshold)
+    rate = whole.rate(lambda rate: float(at(rate).values[metric]), config["workload"]["request_rate"])
+    half_rate = half.rate(lambda rate: float(at(rate, 0.5).values[metric]), rate, factor=1.1)
+    served = at(rate)
+    found = {
+        "metric": metric,
+        "threshold": threshold,
+        "capacity_req_per_s": of_steady_state(rate, half_rate),
+        "trace_capacity_req_per_s": rate,
+    }
+    searched = {"searched": {"whole": whole.tried, "half": half.tried}}
+    return replace(served, values=served.values | found, origin=served.origin | searched)
+
+
+def _beginning(workload: Mapping[str, Any], share: float) -> dict[str, Any]:
+    """A workload with this share of its duration and of its requests."""
+    duration_s, count = workload.get("duration_s"), workload.get("num_requests")
+    return {
+        **workload,
+        "duration_s": None if duration_s is None else share * duration_s,
+        "num_requests": None if count is None else max(round(share * count), 1),
+    }
 
 
 @lru_cache(maxsize=1)
@@ -457,6 +520,8 @@ def _description(
         "num_clipped": trace.num_clipped,
         "measure_from_s": config["measure_from_s"],
         "measure_to_s": config["measure_to_s"],
+        "slo_ttft_s": config["slo_ttft_s"],
+        "slo_tpot_s": config["slo_tpot_s"],
     }
 
 

@@ -27,7 +27,8 @@ POINT_COLUMNS = (
     "system", "allocator", "reservation", "scheduler", "copy_on_write", "block_size", "runner", "device", "hardware",
     "costs", "model", "workload", "workload_source", "decoding", "num_samples", "beam_width", "request_rate",
     "duration_s", "seed", "uses_true_lengths", "weights_bytes", "activation_bytes", "reserve_bytes", "kv_cache_bytes",
-    "num_slots", "num_dropped", "num_clipped", "measure_from_s", "measure_to_s", *METRICS, "wall_s",
+    "num_slots", "num_dropped", "num_clipped", "measure_from_s", "measure_to_s", "slo_ttft_s", "slo_tpot_s", *METRICS,
+    "metric", "threshold", "capacity_req_per_s", "trace_capacity_req_per_s", "wall_s",
 )  # fmt: skip
 """What ``summary.json`` of a point holds, in this order."""
 COLUMNS = ("experiment", "panel", "repeat", *POINT_COLUMNS, "point")
@@ -40,7 +41,7 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, ob
     writer = csv.DictWriter(text, list(columns), lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({key: "" if _is_nothing(value) else value for key, value in row.items()})
+        writer.writerow({key: "" if is_nothing(value) else value for key, value in row.items()})
     write_text(path, text.getvalue())
 
 
@@ -53,11 +54,12 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:
     """Replace ``path`` in one go; NaN becomes null, as JSON has none."""
-    clean = {key: None if _is_nothing(value) else value for key, value in content.items()}
+    clean = {key: None if is_nothing(value) else value for key, value in content.items()}
     write_text(path, json.dumps(clean, indent=1, allow_nan=False) + "\n")
 
 
-def _is_nothing(value: object) -> bool:
+def is_nothing(value: object) -> bool:
+    """Whether a value is None or NaN: what does not exist."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
