@@ -94,6 +94,11 @@ class Sequence:
         """All streams of the request, itself the first."""
         return (self, *self.siblings)
 
+    @property
+    def recompute_len(self) -> int:
+        """Tokens that its last admission computes once more, in all streams: all but the newest if it was preempted."""
+        return self.num_prefills * (self.length - 1) - self.num_cached if self.num_preemptions else 0
+
 
 class BlockCopy(NamedTuple):
     """Copy ``num_slots`` slots of a shared block before the step writes to it (copy-on-write).

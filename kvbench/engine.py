@@ -104,7 +104,7 @@ def _stamp(batch: Batch, scheduled_s: float, now: float) -> int:
     """Note first tokens, and who regained its place.
 
     Returns:
-        Tokens that were computed again: of a sequence that had its first token all but the newest.
+        Tokens that were computed again.
     """
     recomputed = 0
     for seq in batch.returned:
@@ -113,10 +113,9 @@ def _stamp(batch: Batch, scheduled_s: float, now: float) -> int:
         if seq.first_token_s < 0:
             seq.first_token_s = now
         else:
-            again = seq.num_prefills * (seq.length - 1) - seq.num_cached
-            seq.recomputed_tokens += again
+            seq.recomputed_tokens += seq.recompute_len
             seq.preempted_s += scheduled_s - seq.left_s
-            recomputed += again
+            recomputed += seq.recompute_len
     return recomputed
 
 

@@ -268,6 +268,7 @@ class Ledger:
         events += [_Event(row, seq, seq.requested, room - seq.origin, 1 + len(seq.siblings)) for seq in batch.grown]
         events += [_Event(row, seq, 0, 0, 1) for seq in batch.preempted]
         events += [_Event(row, seq, 0, seq.granted, 1 + len(seq.siblings)) for seq in batch.returned]
+        events += [_Event(row, prefix, prefix.length, prefix.granted, 1) for prefix in batch.prefixes]
         for seq in batch.prefills:
             events.append(_Event(row, seq, seq.requested, seq.granted, seq.num_prefills))
             if len(seq.siblings) >= seq.num_prefills:  # they part in the next row

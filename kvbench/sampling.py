@@ -117,31 +117,54 @@ def sample(logits: Tensor, rows: SamplingRows, positions: ArrayLike) -> Tensor:
     Raises:
         KvbenchError: the largest logit of a row is not finite, so no choice would mean anything.
     """
+    best, tokens = most_probable(logits)
+    if not bool(best.isfinite().all()):
+        raise not_finite(int((~best.isfinite()).nonzero()[0, 0]), str(logits.dtype))
+    draw(tokens, logits, rows, positions)
+    return tokens
+
+
+def not_finite(row: int, dtype: str) -> KvbenchError:
+    """What to say where the largest logit of a row is not finite."""
+    return KvbenchError(
+        f"the logits of row {row} are not finite as the model overflows in {dtype.removeprefix('torch.')}; "
+        "give model.dtype=float32"
+    )
+
+
+def draw(tokens: Tensor, logits: Tensor, rows: SamplingRows, positions: ArrayLike) -> None:
+    """Replace the tokens of the sequences that have a temperature; the host waits for no device.
+
+    Args:
+        tokens: [B] int64 on the device of the logits.
+        logits: as for ``sample``, all as they should be.
+        rows: as for ``sample``.
+        positions: as for ``sample``, on the host.
+    """
     import torch
 
-    best, tokens = _most_probable(logits)
-    if not bool(best.isfinite().all()):
-        row = int((~best.isfinite()).nonzero()[0, 0])
-        raise KvbenchError(
-            f"the logits of row {row} are not finite ({float(best[row])}): the model overflows in "
-            f"{str(logits.dtype).removeprefix('torch.')}; give model.dtype=float32"
-        )
     drawn = np.flatnonzero(rows.temperature > 0)
     if not drawn.size:
-        return tokens
+        return
     numbers = uniforms(rows.seed, positions)
     rows_per_block = max(_CPU_BLOCK // logits.shape[1], 1) if logits.device.type == "cpu" else len(drawn)
     for start in range(0, len(drawn), rows_per_block):
         block = drawn[start : start + rows_per_block]
-        index = torch.from_numpy(block).to(logits.device)
+        index = _on(logits, block)
         cumulative = probabilities(logits[index], rows.take(block)).cumsum(dim=-1, dtype=torch.float64)
-        aims = torch.from_numpy(numbers[block]).to(logits.device)[:, None] * cumulative[:, -1:]
+        aims = _on(logits, numbers[block])[:, None] * cumulative[:, -1:]
         # The first token whose cumulative probability exceeds the aim; never one of probability 0.
         tokens[index] = torch.searchsorted(cumulative, aims, right=True)[:, 0]
-    return tokens
 
 
-def _most_probable(logits: Tensor) -> tuple[Tensor, Tensor]:
+def _on(logits: Tensor, values: NDArray[Any]) -> Tensor:
+    """Values of the host on the device of the logits."""
+    import torch
+
+    return torch.from_numpy(values).to(logits.device, non_blocking=True)
+
+
+def most_probable(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The largest logit [B] of every row, a NaN if there is one, and the first token that has it [B]."""
     import torch
 
@@ -167,7 +190,7 @@ def probabilities(logits: Tensor, rows: SamplingRows) -> Tensor:
     import torch
 
     def column(values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(values).to(logits.device)[:, None]
+        return _on(logits, values)[:, None]
 
     logits = logits.float()
     vocab_size = logits.shape[1]
@@ -182,7 +205,7 @@ def probabilities(logits: Tensor, rows: SamplingRows) -> Tensor:
     weights = torch.softmax(scaled, dim=-1)
     cut = np.flatnonzero(rows.top_p < 1)
     if cut.size:
-        index = torch.from_numpy(cut).to(logits.device)
+        index = _on(logits, cut)
         least = _nucleus(weights[index], column(rows.top_p)[index])
         weights[index] = torch.where(weights[index] < least, 0.0, weights[index])
     return weights

@@ -33,13 +33,14 @@ class StreamCosts:
     out_slot: float = 2.0**-7
     in_piece: float = 0.25
     in_slot: float = 2.0**-8
+    prefix_weight: float = 0.5
     weights: float = 8.0
     alone: float = 2.0**-4
 
 
 @dataclass(eq=False)
 class Stream:
-    table: list[int] = field(default_factory=list)  # blocks; of the host pool while its request is out
+    table: list[int] = field(default_factory=list)  # blocks; ~b: block b of the host pool
     region: tuple[int, int] | None = None  # reserved: (first block, blocks)
 
 
@@ -50,6 +51,7 @@ class Job:
     generated: int = 0
     asked: int = 0  # slots asked for when it was admitted, for each stream
     num_prefills: int = 1
+    cached: int = 0  # tokens of a shared prefix that it did not compute
     forked: list[tuple[Stream, Stream]] = field(default_factory=list)  # where nothing is shared: all to be copied
     finish_s: float | None = None
     rejected: bool = False
@@ -133,6 +135,7 @@ class World:
         self.arriving = deque(self.jobs)
         self.waiting: deque[Job] = deque()
         self.out: deque[Job] = deque()
+        self.prefixes: dict[int, list[int]] = {}  # by length: blocks that are held for ever
         self.running: list[Job] = []  # in the order in which they were admitted or came back
         self.outcome = Streamed(self.jobs)
         self.now = 0.0
@@ -181,17 +184,30 @@ class World:
             self.pool.drop(stream.table)
             stream.table = []
 
-    def move(self, job: Job, source: Pool, target: Pool) -> int:
-        """Each block once, wherever several streams hold it; returns how many."""
-        blocks = list(dict.fromkeys(block for stream in job.streams for block in stream.table))
-        where = {block: target.take() for block in blocks}
-        for block in where.values():
-            target.drop([block])
+    def leaving(self, job: Job) -> list[int]:
+        """Its blocks that nobody else holds."""
+        shared = self.prefixes.get(job.cached, [])
+        return list(dict.fromkeys(b for stream in job.streams for b in stream.table if b not in shared))
+
+    def move_out(self, job: Job) -> None:
+        """Each block once, wherever several streams hold it."""
+        where = {block: self.host.take() for block in self.leaving(job)}
+        self.num_out += len(where)
         for stream in job.streams:
-            source.drop(stream.table)
-            stream.table = [where[block] for block in stream.table]
-            target.hold(stream.table)
-        return len(blocks)
+            self.pool.drop([block for block in stream.table if block in where])
+            stream.table = [~where[block] if block in where else block for block in stream.table]
+
+    def hosted(self, job: Job) -> list[int]:
+        return list(dict.fromkeys(~block for stream in job.streams for block in stream.table if block < 0))
+
+    def move_in(self, job: Job) -> None:
+        where = {block: self.pool.take() for block in self.hosted(job)}
+        self.num_in += len(where)
+        self.host.drop(list(where))
+        self.pool.drop(list(where.values()))
+        for stream in job.streams:
+            self.pool.hold([where[~block] for block in stream.table if block < 0])
+            stream.table = [where[~block] if block < 0 else block for block in stream.table]
 
     # a step ----------------------------------------------------------------------------------------------------------
 
@@ -199,12 +215,12 @@ class World:
         job = self.running.pop()
         job.preemptions += 1
         job.left_s = self.now
-        needed = len({block for stream in job.streams for block in stream.table})
+        needed = len(self.leaving(job))
         swap = self.setting.restore == "swap" or (self.setting.restore == "auto" and len(job.streams) > 1)
         if swap and self.host.counts and needed <= self.host.free:
             last = {stream.table[-1] for stream in job.streams}
             self.outcome.num_partings += (job.length - 1) % self.size > 0 and len(last) < len(job.streams)
-            self.num_out += self.move(job, self.pool, self.host)
+            self.move_out(job)
             self.out.appendleft(job)
         else:
             self.release(job)
@@ -227,17 +243,18 @@ class World:
             job = self.out[0]
             if len(self.running) + len(job.streams) > self.setting.max_num_seqs:
                 break
-            needed = len({block for stream in job.streams for block in stream.table})
+            needed = len(self.hosted(job))
             if needed + len(job.streams) + self.keep > self.pool.free:
                 if self.running:
                     break
                 self.out.popleft()
+                self.host.drop(self.hosted(job))
                 for stream in job.streams:
-                    self.host.drop(stream.table)
+                    self.pool.drop([block for block in stream.table if block >= 0])
                 job.rejected = True
                 continue
             self.out.popleft()
-            self.num_in += self.move(job, self.host, self.pool)
+            self.move_in(job)
             job.asked = 0
             self.make_writable(job)
             self.running.append(job)
@@ -247,11 +264,12 @@ class World:
         """Placed, later or never."""
         need, count = ceil_div(asked, self.size), len(job.streams)
         job.num_prefills = 1 if self.shares and job.generated == 0 else count
+        job.cached = job.request.prefix_len if self.shares and job.num_prefills == 1 else 0
+        if job.cached:
+            return self.place_behind_prefix(job, need)
         if self.on_demand:
-            if job.num_prefills * need + self.keep > len(self.pool.counts):
-                return "never"
             if job.num_prefills * need + self.keep > self.pool.free:
-                return "later"
+                return self.later_or_never(job.num_prefills * need)
             for index, stream in enumerate(job.streams):
                 if index < job.num_prefills:
                     stream.table = [self.pool.take() for _ in range(need)]
@@ -259,6 +277,9 @@ class World:
                     stream.table = job.streams[0].table.copy()
                     self.pool.hold(stream.table)
             return "placed"
+        return self.place_regions(job, need)
+
+    def place_regions(self, job: Job, need: int) -> str:
         empty = NaiveBuddy(len(self.pool.counts), self.buddy.largest)
         if None in [empty.take(need) for _ in job.streams]:
             return "never"
@@ -271,6 +292,33 @@ class World:
             stream.region = region
             stream.table = list(range(region[0], sum(region)))
             self.pool.hold(stream.table)
+        return "placed"
+
+    def later_or_never(self, blocks: int) -> str:
+        """Prefixes stay where they are, so nobody waits for them."""
+        if blocks + self.keep > len(self.pool.counts):
+            return "never"
+        return "later" if self.running or self.out else "never"
+
+    def place_behind_prefix(self, job: Job, need: int) -> str:
+        """Whole blocks of the prefix are shared, the last one is copied as far as it is filled."""
+        length = job.cached
+        if length not in self.prefixes:
+            blocks = ceil_div(length, self.size)
+            if blocks + self.keep > self.pool.free:
+                return self.later_or_never(blocks)
+            self.prefixes[length] = [self.pool.take() for _ in range(blocks)]
+        shared = self.prefixes[length][: length // self.size]
+        need -= len(shared)
+        if need + self.keep > self.pool.free:
+            return self.later_or_never(need)
+        self.copied += length % self.size
+        self.pool.hold(shared)
+        table = shared + [self.pool.take() for _ in range(need)]
+        for stream in job.streams:
+            stream.table = table.copy()
+        for _ in job.streams[1:]:
+            self.pool.hold(table)
         return "placed"
 
     def admit(self) -> list[Job]:
@@ -306,7 +354,7 @@ class World:
                 continue
             job.asked = asked
             if job.generated:
-                job.recomputed += job.num_prefills * (job.length - 1)
+                job.recomputed += job.num_prefills * (job.length - 1) - job.cached
                 job.without_memory_s += self.now - job.left_s
             self.running.append(job)
             prefills.append(job)
@@ -321,15 +369,18 @@ class World:
     def iteration_ms(self, decodes: list[Job], prefills: list[Job]) -> float:
         costs = self.costs
         lengths = [job.length for job in prefills for _ in range(job.num_prefills)]
-        computing = costs.p * sum(lengths) + costs.q * sum(length * length for length in lengths)
+        found = [job.cached for job in prefills]
+        tokens = sum(lengths) - sum(found)
+        squares = sum(length * length for length in lengths) - sum(length * length for length in found)
+        computing = costs.p * tokens + costs.q * squares
         if self.is_alone(decodes, prefills):
-            flops = costs.alone * sum(lengths) + costs.q * sum(length * length for length in lengths)
-            computing = max(costs.weights, flops) - costs.weights
+            computing = max(costs.weights, costs.alone * tokens + costs.q * squares) - costs.weights
         seqs = sum(len(job.streams) for job in decodes) + len(lengths)
         beams = sum(len(job.streams) - 1 for job in self.running if job.request.is_beam)
         return (
             costs.a
             + costs.b * sum(len(job.streams) * job.length for job in decodes)
+            - costs.b * (1 - costs.prefix_weight) * sum(len(job.streams) * job.cached for job in decodes)
             + costs.c * len(self.running)
             + computing
             + costs.s * (seqs - len(self.running))
@@ -367,7 +418,15 @@ class World:
                     classes["reserved"] += ends[1] - ends[0]
                     classes["overreserved"] += ends[2] - ends[1]
                     classes["padding"] += size - ends[2]
-        counts = Counter(block for job in self.running for stream in job.streams for block in stream.table)
+        for length, blocks in self.prefixes.items():
+            classes["token_states"] += length - sum(seen.get(block, (0, 0))[1] for block in blocks)
+            classes["padding"] += -length % size
+            holds += len(blocks)
+            seen |= dict.fromkeys(blocks, (0, 0))
+        streams = [stream for job in (*self.running, *self.out) for stream in job.streams]
+        holds += sum(block >= 0 for job in self.out for stream in job.streams for block in stream.table)
+        counts = Counter(block for stream in streams for block in stream.table if block >= 0)
+        counts.update(block for blocks in self.prefixes.values() for block in blocks)
         assert {block: count for block, count in enumerate(self.pool.counts) if count} == counts
         return classes | {"free": self.setting.num_slots - size * len(seen), "shared": size * (holds - len(seen))}
 
@@ -407,11 +466,11 @@ class World:
             "num_prefills": len(prefills),
             "num_preempted": num_preempted + self.preempted_before,
             "context_len": sum(len(job.streams) * job.length for job in decodes),
-            "prefill_tokens": sum(job.num_prefills * job.length for job in prefills),
+            "prefill_tokens": sum(job.num_prefills * job.length - job.cached for job in prefills),
             "copied": self.copied,
             "swapped_out": (self.num_out + self.out_before) * self.size,
             "swapped_in": self.num_in * self.size,
-            "recomputed": sum(job.num_prefills * (job.length - 1) for job in prefills if job.generated),
+            "recomputed": sum(job.num_prefills * (job.length - 1) - job.cached for job in prefills if job.generated),
             "recompute_s": self.recompute_ms(decodes, prefills) / 1e3,
             "swap_s": self.swap_s_before + self.swap_ms() / 1e3,
         }

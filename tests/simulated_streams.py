@@ -17,6 +17,7 @@ def simulated(prices: StreamCosts, beams: Beams | None = None) -> Simulated:
         swap_out_gb_per_s=1 / prices.out_slot,
         swap_in_call_us=1000 * prices.in_piece,
         swap_in_gb_per_s=1 / prices.in_slot,
+        prefix_weight=prices.prefix_weight,
         weights_ms=prices.weights,
         alone_ms=prices.alone,
     )

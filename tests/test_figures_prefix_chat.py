@@ -147,18 +147,20 @@ def test_another_order_of_the_rounds_is_not_comparable(tmp_path: Path) -> None:
     assert ratios["new conversations 0.1"].note.startswith("new_conversation_prob is 0.5, the paper's is 0.1")
 
 
-def test_seeds_are_averaged_and_a_gain_says_what_single_ones_give(tmp_path: Path) -> None:
+def test_a_gain_is_the_mean_over_repeats_with_an_interval(tmp_path: Path) -> None:
     one = throughput_rows(figure="fig17")
-    slower = [row | {"seed": 1} for row in one]
+    slower = [row | {"seed": 1, "repeat": 1} for row in one]
     for row in slower:
         row["normalized_latency_mean_s"] *= 2 if row["system"] == "vllm" else 1
     claims = fig_chatbot.claims(write_results(tmp_path, [*one, *slower]))
     claim = find(claims, "vLLM over Orca (Max)", "(new conversations 0.5)")
-    assert claim.note.endswith("single seeds (2): 1.47-1.54")
-    assert claim.measured is not None
-    assert 1.47 < claim.measured < 1.54
+    assert claim.measured == pytest.approx((1.47 * 1.54) ** 0.5, abs=0.01)
+    assert claim.ci_low is not None
+    assert claim.ci_high is not None
+    assert claim.ci_low < 1.47
+    assert claim.ci_high > 1.54
     alone = find(fig_chatbot.claims(write_results(tmp_path / "one", one)), claim.claim)
-    assert "single seeds" not in alone.note
+    assert alone.ci_low is None
 
 
 def test_how_alike_the_orca_systems_are(tmp_path: Path) -> None:

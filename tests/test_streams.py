@@ -95,6 +95,15 @@ def random_requests(rng: random.Random) -> list[Request]:
     return requests
 
 
+def with_prefixes(rng: random.Random, requests: list[Request]) -> list[Request]:
+    """Some of them begin with one of two prefixes."""
+    lengths = rng.randint(1, 40), rng.choice([8, 16, 32, 48])
+    for request in requests:
+        request.prefix_len = rng.choice([0, *lengths])
+        request.prompt_len += request.prefix_len
+    return requests
+
+
 @pytest.mark.parametrize("copy_on_write", [True, False])
 @pytest.mark.parametrize("restore", ["auto", "recompute", "swap"])
 def test_paged_agrees_with_the_reference_on_random_traces(restore: str, copy_on_write: bool) -> None:
@@ -114,6 +123,8 @@ def test_paged_agrees_with_the_reference_on_random_traces(restore: str, copy_on_
             "watermark": rng.choice([0.0, 0.01, 0.1]),
         }
         requests = random_requests(rng)
+        if number % 3 == 2:
+            requests = with_prefixes(rng, requests)
         record, outcome = both(requests, system="on_demand", may_stop_early=number % 2 == 1, **setting)
         assert_same(record, outcome)
         steps = record.steps
@@ -162,16 +173,23 @@ class Remembering:
         self.pool: dict[int, int] = {}
         self.host: dict[int, int] = {}
         self.written: dict[Sequence, list[int]] = {}
+        self.prefixes: dict[int, Sequence] = {}
         self.numbers = itertools.count()
 
     def execute(self, batch: Batch) -> StepResult:
         source, target = (self.pool, self.host) if batch.swapped else (self.host, self.pool)
         copy(batch.moves, source, target)
+        for prefix in batch.prefixes:
+            self.written[prefix] = []
+            for position in range(prefix.length):
+                self.write(prefix, position)
+            self.prefixes[prefix.length] = prefix
         copy(batch.copies, self.pool, self.pool)
         self.compute(batch)
+        prefixes = set(self.prefixes.values())
         for seq in batch.running:
-            for stream in seq.streams:
-                slots = self.allocator.slots(stream)[: batch.step - seq.origin]
+            for stream in (*self.prefixes.values(), *seq.streams):
+                slots = self.allocator.slots(stream)[: stream.length if stream in prefixes else batch.step - seq.origin]
                 assert [self.pool[slot] for slot in slots] == self.written[stream]
         result = self.priced.execute(batch)
         for seq, origins in (result.parents or {}).items():
@@ -187,8 +205,8 @@ class Remembering:
                 if seq not in batch.prefills:
                     self.write(stream, length - 1)
                 elif index < seq.num_prefills:
-                    self.written[stream] = []
-                    for position in range(length):
+                    self.written[stream] = self.written[self.prefixes[seq.num_cached]].copy() if seq.num_cached else []
+                    for position in range(seq.num_cached, length):
                         self.write(stream, position)
                 else:
                     self.written[stream] = self.written[seq].copy()
@@ -228,15 +246,21 @@ def test_every_stream_reads_what_it_wrote(name: str, restore: Restore) -> None:
     """Moves before copies before writes: whatever is shared, forked, swapped or computed again."""
     rng = random.Random(name)
     build, system = PLACEMENTS[name]
-    num_copies = num_preemptions = 0
-    for _ in range(25):
+    num_copies = num_preemptions = num_prefixes = 0
+    for number in range(25):
         scheduler = IterationLevel(build(rng), RESERVATIONS[system], MAX_MODEL_LEN, restore=restore)
         allocator = scheduler.allocator
         empty = allocator.usage()
         remembering = Remembering(allocator, simulated(COSTS, Drawn()))
-        record = serve(Engine(scheduler, remembering, VirtualClock(), Ledger(allocator)), random_requests(rng))
-        assert allocator.usage() == empty
+        requests = random_requests(rng)
+        if number % 3 == 2:
+            requests = with_prefixes(rng, requests)
+        record = serve(Engine(scheduler, remembering, VirtualClock(), Ledger(allocator)), requests)
+        num_prefixes += len(remembering.prefixes)
+        assert allocator.usage().used == sum(prefix.granted for prefix in remembering.prefixes.values())
+        assert remembering.prefixes or allocator.usage() == empty
         num_copies += int(record.steps["copied"].sum())
         num_preemptions += int(record.requests["num_preemptions"].sum())
     assert num_copies > 500
+    assert (num_prefixes > 5) == (system == "on_demand" and "no sharing" not in name)
     assert (num_preemptions > 20) == (system == "on_demand")

@@ -10,7 +10,9 @@ import torch
 
 @dataclass(slots=True, eq=False)
 class PackedBatch:
-    """The sequences of one iteration, one after the other; all tensors int64, on the device of the cache.
+    """The sequences of one iteration, one after the other; all tensors on the device of the cache.
+
+    They are int64, but for the backend ``triton``, whose kernels want int32 for all but ``slot_mapping`` and ``bases``.
 
     A sequence's queries are its newest tokens, so query ``i`` of ``n`` sees the first ``context_len - n + i + 1``
     tokens. Exactly one of ``bases`` and ``tables`` is given.
@@ -24,6 +26,8 @@ class PackedBatch:
             ``tables[i // block_size] * block_size + i % block_size``. What lies behind a sequence's last block
             is never read.
         block_size: slots of a block.
+        num_decodes: leading sequences that have one query each, for backends that treat these by themselves.
+        splits: parts into which such a backend cuts each of them.
 
     Raises:
         ValueError: both or neither of ``bases`` and ``tables``.
@@ -35,6 +39,8 @@ class PackedBatch:
     bases: torch.Tensor | None = None
     tables: torch.Tensor | None = None
     block_size: int = 1
+    num_decodes: int = 0
+    splits: int = 1
 
     def __post_init__(self) -> None:
         if (self.bases is None) == (self.tables is None):

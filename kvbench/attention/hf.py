@@ -11,6 +11,7 @@ transformers builds no attention mask for an implementation that has not registe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,17 +23,20 @@ from kvbench.cache import KVCache
 from kvbench.core import KvbenchError
 
 NAME = "kvbench"
+Write = Callable[[KVCache, int, torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Puts new K and V into a layer of a cache, as ``KVCache.write`` does."""
 REFUSED = ("sliding_window", "softcap", "s_aux", "position_bias")
 """What some models ask of their attention and kvbench's does not do."""
 
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """What every attention layer of one forward pass needs: the sequences, their cache, and who computes."""
+    """What every attention layer of one forward pass needs: the sequences, their cache, who computes, who writes."""
 
     batch: PackedBatch
     cache: KVCache
     attend: Attend
+    write: Write = KVCache.write
 
 
 def _attention(
@@ -80,7 +84,7 @@ def _attention(
         raise KvbenchError(f"{model} asks for {', '.join(refused)}; kvbench's attention is causal and plain")
     layer: int = module.layer_idx  # type: ignore[assignment]
     cache = kvbench.cache
-    cache.write(layer, kvbench.batch.slot_mapping, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    kvbench.write(cache, layer, kvbench.batch.slot_mapping, key[0].transpose(0, 1), value[0].transpose(0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = kvbench.attend(query[0].transpose(0, 1), cache.keys[layer], cache.values[layer], kvbench.batch, scale)
     return out[None], None

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from matplotlib.figure import Figure
 
 from kvbench.figures import rates
-from kvbench.figures.frames import noted, select
-from kvbench.figures.rates import Interval, PanelRates
+from kvbench.figures.rates import PanelRates, Reading
 from kvbench.figures.style import SYSTEMS
 from kvbench.paper.claims import Claim, stated
 from kvbench.results import Results
@@ -30,10 +28,7 @@ def table(results: Results) -> str | None:
 
 
 def claims(results: Results) -> list[Claim]:
-    """Of every setting vLLM's gains; where all systems have one load, their rates and how alike Orca's are, too.
-
-    Curves are means over the seeds; a gain says what single seeds give.
-    """
+    """Of every setting vLLM's gains; where all systems have one load, their rates and how alike Orca's are, too."""
     rows: list[Claim] = []
     for letter, panel in rates.panels(results, FIGURE).items():
         title = panel.condition.title
@@ -45,8 +40,7 @@ def claims(results: Results) -> list[Claim]:
         for system in ORCA:
             label = SYSTEMS[system].label
             statement = stated("fig17_ratio", value=papers["vllm"] / papers[system], title=title, system=label)
-            claim = panel.judge(statement, panel.gain(system), system, "vllm")
-            rows.append(noted(claim, _of_single_seeds(panel, system)))
+            rows.append(panel.judge(statement, panel.gain(system), system, "vllm"))
         if letter == "a":
             rows.append(panel.judge(stated("fig17_orcas_alike", title=title), _spread(panel), *ORCA))
         gains = [panel.gain(system) for system in ORCA]
@@ -54,27 +48,19 @@ def claims(results: Results) -> list[Claim]:
     return rows
 
 
-def _spread(panel: PanelRates) -> Interval | None:
+def _spread(panel: PanelRates) -> Reading | None:
     """The largest rate of the Orca systems over the smallest."""
     found = [rate for system in ORCA if (rate := panel.rate(system))]
     if len(found) < len(ORCA):
         return None
-    lows, highs = zip(*found, strict=True)
-    return max(1.0, max(lows) / min(highs)), max(highs) / min(lows) if min(lows) else math.inf
+    lows, highs, values = zip(*found, strict=True)
+    low, high = max(1.0, max(lows) / min(highs)), max(highs) / min(lows) if min(lows) else math.inf
+    return Reading(low, high, None if None in values else max(values) / min(values))
 
 
-def _smallest(gains: list[Interval | None]) -> Interval | None:
+def _smallest(gains: list[Reading | None]) -> Reading | None:
     found = [gain for gain in gains if gain]
     if len(found) < len(gains):
         return None
-    return min(low for low, _ in found), min(high for _, high in found)
-
-
-def _of_single_seeds(panel: PanelRates, system: str) -> str | None:
-    """The range of the gains that single seeds give, in words; None where there is one seed, or a gain is unknown."""
-    seeds = sorted(set(panel.rows["seed"]))
-    alone = [replace(panel, rows=select(panel.rows, seed=seed)).gain(system) for seed in seeds]
-    if len(seeds) < 2 or any(gain is None or gain[0] != gain[1] for gain in alone):
-        return None
-    gains = [gain[0] for gain in alone if gain]
-    return f"single seeds ({len(seeds)}): {min(gains):.2f}-{max(gains):.2f}"
+    lows, highs, values = zip(*found, strict=True)
+    return Reading(min(lows), min(highs), None if None in values else min(values))

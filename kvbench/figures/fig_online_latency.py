@@ -91,7 +91,7 @@ def table(results: Results) -> str | None:
     sustained = [("system", "requests/s", "vLLM over it")]
     for system, look in looks.items():
         over = gain(crossings, system)
-        ratio = f"{over[0]:.2f}" if over and over[0] == over[1] and system != "vllm" else "-"
+        ratio = f"{over.value:.2f}" if over and over.value and system != "vllm" else "-"
         sustained.append((look.label, str(crossings[system]), ratio))
     return "\n".join(
         [

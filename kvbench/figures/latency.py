@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from kvbench.figures import style
 from kvbench.figures.frames import Pairs
@@ -49,6 +50,26 @@ def draw_panel(
     axes.set_xlabel("Request rate (requests/s)")
 
 
+def draw_bands(
+    axes: Axes,
+    bands: Mapping[str, Sequence[tuple[float, float, float]]],
+    unstable: Mapping[str, tuple[float, float]],
+) -> None:
+    """What repeats add to a panel.
+
+    Args:
+        axes: that ``draw_panel`` drew into.
+        bands: system -> (rate, low, high) of its mean latency where it is stable.
+        unstable: system -> (from, to), the rates at which its queue grows.
+    """
+    for system, look in style.looks(bands.keys() | unstable.keys()).items():
+        if system in bands:
+            rates, lows, highs = zip(*bands[system], strict=True)
+            axes.fill_between(rates, lows, highs, color=look.color, alpha=0.3, linewidth=0, zorder=2)
+        if system in unstable:
+            axes.axvspan(*unstable[system], color=look.color, alpha=0.1, linewidth=0, zorder=0.5)
+
+
 def _mark_exit(axes: Axes, points: Pairs, color: str, top_s: float, *, filled: bool) -> list[float]:
     """A triangle where a curve leaves the axes; the rate there, if there is one."""
     leaves = crossing(points, top_s).rate
@@ -67,13 +88,21 @@ def _mark_exit(axes: Axes, points: Pairs, color: str, top_s: float, *, filled: b
     return [] if leaves is None else [leaves]
 
 
-def legend(systems: Iterable[str], way: str) -> list[Artist]:
+def legend(systems: Iterable[str], way: str, *, has_bands: bool = False) -> list[Artist]:
     """Entries: the systems, and what the kinds of markers mean; ``way`` is a word for the measured ones."""
     return [
         *style.legend(style.looks(systems)),
         Line2D([], [], color=style.GREY, marker="o", label=way),
         style.hollow("o"),
         leaves_the_axes(),
+        *(
+            [
+                Patch(facecolor=style.GREY, alpha=0.4, linewidth=0, label="95 % of repeats' mean"),
+                Patch(facecolor=style.GREY, alpha=0.15, linewidth=0, label="queue grows"),
+            ]
+            if has_bands
+            else []
+        ),
     ]
 
 

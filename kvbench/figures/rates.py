@@ -1,6 +1,9 @@
 """Panels of latency curves beside the paper's: drawn, and compared by distances, rates at the threshold and gains.
 
-A rate that a curve does not reach is known as an interval only; such an interval can refute a claim, not confirm it.
+A curve is that of the first repeat: one trace, as the paper's. Others add what one trace cannot say: bands around the
+stable part of the curve, and intervals of rates and gains, each read from the curves of one repeat.
+
+A rate that a curve does not reach is known by bounds only; they can refute a claim, not confirm it.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -26,17 +30,19 @@ from kvbench.figures.frames import (
     systems,
     way,
 )
+from kvbench.figures.replications import interval, is_stable, paired_ratio
 from kvbench.figures.style import SYSTEMS
 from kvbench.figures.terminal import aligned
 from kvbench.paper.claims import Claim, Statement, stated
 from kvbench.paper.curves import THRESHOLD_S, Crossing, crossing, log_ratios, root_mean_square
 from kvbench.paper.points import LatencyPanel, latency_panels, published
 from kvbench.results import Results
+from kvbench.statistics import Interval, t_interval
 
-Interval = tuple[float, float]
 Gains = Mapping[tuple[str, str], float]
 """(panel, system) -> vLLM's rate at the threshold over this system's."""
 LATENCY = "normalized_latency_mean_s"
+STEADY = f"steady_{LATENCY}"
 POOLS = {"llama_13b": "opt_13b"}
 """Model that Table 1 leaves out -> the one in whose pool it ran."""
 PAPERS_ARRIVALS = "kvbench.workloads.arrivals.Paper"
@@ -48,26 +54,62 @@ def curves(rows: pd.DataFrame) -> dict[str, Pairs]:
     return {system: points for system, points in found.items() if points}
 
 
-def interval(found: Crossing | None) -> Interval | None:
-    """Where a crossing lies: an interval without width if the curve crosses. None: not run."""
+class Reading(NamedTuple):
+    """What is known of a rate or a gain.
+
+    Attributes:
+        low: lower end of the interval of repeats; alike ``value`` where there is one; a bound where ``value`` is None.
+        high: its upper end.
+        value: None where a curve, or that of some repeat, does not reach the threshold.
+    """
+
+    low: float
+    high: float
+    value: float | None = None
+
+    @classmethod
+    def at(cls, value: float) -> Reading:
+        """Of one run."""
+        return cls(value, value, value)
+
+    @classmethod
+    def over(cls, repeats: Interval) -> Reading:
+        """Of several."""
+        return cls.at(repeats.value) if repeats.num < 2 else cls(repeats.low, repeats.high, repeats.value)
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """The interval, where it has a width."""
+        return (self.low, self.high) if self.low < self.high else None
+
+    def __str__(self) -> str:
+        """``1.83 [1.81, 1.85]``, or ``1.83`` of one run; empty where there is no value."""
+        if self.value is None:
+            return ""
+        return f"{self.value:.3g}" + (f" [{self.low:.3g}, {self.high:.3g}]" if self.spread else "")
+
+
+def reading(found: Crossing | None) -> Reading | None:
+    """What a crossing says. None: not run."""
     if found is None:
         return None
     if found.rate is not None:
-        return found.rate, found.rate
-    return found.above or 0.0, found.below or math.inf
+        return Reading.at(found.rate)
+    return Reading(found.above or 0.0, found.below or math.inf)
 
 
-def gain(crossings: Mapping[str, Crossing], system: str) -> Interval | None:
+def gain(crossings: Mapping[str, Crossing], system: str) -> Reading | None:
     """The rate of vLLM at the threshold over another system's."""
-    ours, others = interval(crossings.get("vllm")), interval(crossings.get(system))
+    ours, others = reading(crossings.get("vllm")), reading(crossings.get(system))
     if ours is None or others is None:
         return None
-    return ours[0] / others[1], ours[1] / others[0] if others[0] else math.inf
+    value = None if ours.value is None or others.value is None else ours.value / others.value
+    return Reading(ours.low / others.high, ours.high / others.low if others.low else math.inf, value)
 
 
 def judge(
     statement: Statement,
-    found: Interval | None,
+    found: Reading | None,
     crossings: Mapping[str, Crossing],
     names: Iterable[str],
     *,
@@ -78,7 +120,7 @@ def judge(
 
     Args:
         statement: the claim.
-        found: the interval in which the value lies; None where it is not known at all.
+        found: what they say; None where they say nothing.
         crossings: of all curves.
         names: the systems that decide.
         place: where they were looked for.
@@ -87,11 +129,11 @@ def judge(
     if found is None:
         lacking = [SYSTEMS[name].label for name in names if name not in crossings]
         return statement.judge(None, missing=f"no result of {' and '.join(lacking)}{place}")
-    if found[0] == found[1]:
-        return statement.judge(found[0], obstacle=obstacle)
+    if found.value is not None:
+        return statement.judge(found.value, interval=found.spread, obstacle=obstacle)
     reach = [f"{SYSTEMS[name].label} {crossings[name]}" for name in names if crossings[name].rate is None]
     missing = f"no crossing between the rates that were run: {', '.join(reach)} requests/s"
-    return statement.judge(None, interval=found, missing=missing, obstacle=obstacle)
+    return statement.judge(None, interval=(found.low, found.high), missing=missing, obstacle=obstacle)
 
 
 def panels(results: Results, figure: str = "fig12") -> dict[str, PanelRates]:
@@ -113,8 +155,8 @@ def draw(results: Results, panels: Iterable[PanelRates]) -> Figure | None:
     rows = math.ceil(len(there) / columns)
     width = style.COLUMN_IN if columns == 1 else style.PAGE_IN
     with style.context():
-        note = footnote(summary, f"Filled: {way(summary)}; hollow: the paper's plotted points")
-        handles = latency.legend(systems(summary), way(summary))
+        note = footnote(summary, f"Filled: {way(summary)}; hollow: the paper's plotted points", *_of_repeats(there))
+        handles = latency.legend(systems(summary), way(summary), has_bands=any(panel.bands for panel in there))
         legend_columns = 2 if columns == 1 else 4
         height = 0.2 + 0.15 * math.ceil(len(handles) / legend_columns) + 1.7 * rows
         figure = style.new_figure(width, height, note)
@@ -123,25 +165,52 @@ def draw(results: Results, panels: Iterable[PanelRates]) -> Figure | None:
             axes.remove()
         for axes, panel in zip(grid.flat, there, strict=False):
             latency.draw_panel(axes, panel.title, panel.curves, panel.condition.curves)
+            latency.draw_bands(axes, panel.bands, panel.unstable)
         for axes in grid[:, 0]:
             axes.set_ylabel("Normalized latency\n(s/token)")
         figure.legend(handles=handles, loc="outside upper center", ncols=legend_columns)
     return figure
 
 
+def _of_repeats(panels: Iterable[PanelRates]) -> list[str]:
+    """What a reader must know of bands; nothing where every point was run once."""
+    nums = sorted({len(panel.repeats) for panel in panels})
+    if nums[-1] < 2:
+        return []
+    many = " and ".join(map(str, nums))
+    return [
+        f"Lines: the first repeat. Bands: 95 % intervals of the mean over {many} repeats, warm-up and drain left out, "
+        "where the system is stable. Shaded: its queue grows, so that latency depends on the trace's length"
+    ]
+
+
 def table(results: Results, panels: Iterable[PanelRates]) -> str | None:
-    """The rate at the threshold of every curve that was run, beside the paper's."""
+    """The rate at the threshold of every curve that was run, beside the paper's; with repeats also vLLM's over it."""
     rows = []
+    panels = list(panels)
+    repeated = any(len(panel.repeats) > 1 for panel in panels)
     for panel in panels:
         for system, look in style.looks(panel.curves).items():
-            ours = panel.crossings[system]
+            ours, gained = panel.rate(system), panel.gain(system) if system != "vllm" else None
             papers = panel.papers(system) if system in panel.condition.curves else None
-            ratio = f"{ours.rate / papers.rate:.2f}" if papers and papers.rate and ours.rate else ""
-            rows.append((panel.title, look.label, str(ours), str(papers or ""), ratio))
+            value = ours.value if ours else None
+            ratio = f"{value / papers.rate:.2f}" if papers and papers.rate and value else ""
+            said = str(ours or "") or str(panel.crossings[system])
+            more = (str(gained or "-"), _stable_to(panel, system)) if repeated else ()
+            rows.append((panel.title, look.label, said, str(papers or ""), ratio, *more))
     if not rows:
         return None
-    header = ("panel", "system", way(results.summary), "paper", "ratio")
-    return f"Request rate (requests/s) at {THRESHOLD_S:g} s/token\n" + aligned([header, *rows], left=2)
+    more = ("vLLM over it", "stable up to") if repeated else ()
+    header = ("panel", "system", way(results.summary), "paper", "ratio", *more)
+    title = f"Request rate (requests/s) at {THRESHOLD_S:g} s/token"
+    if repeated:
+        title += ", read on traces as long as the paper's; 95 % intervals over repeats"
+    return f"{title}\n" + aligned([header, *rows], left=2)
+
+
+def _stable_to(panel: PanelRates, system: str) -> str:
+    rates = [rate for rate, _, _ in panel.bands.get(system, ())]
+    return f"{max(rates):g}" if rates else "-"
 
 
 def over_panels(
@@ -160,9 +229,9 @@ def over_panels(
         baselines: the systems over which vLLM gains.
         combine: makes one number of them.
     """
-    intervals = {(letter, system): panels[letter].gain(system) for letter in letters for system in baselines}
-    gains = {key: found[0] for key, found in intervals.items() if found and found[0] == found[1]}
-    lacking = sorted({letter for letter, system in intervals if (letter, system) not in gains})
+    found = {(letter, system): panels[letter].gain(system) for letter in letters for system in baselines}
+    gains = {key: each.value for key, each in found.items() if each and each.value is not None}
+    lacking = sorted({letter for letter, system in found if (letter, system) not in gains})
     if lacking:
         return statement.judge(None, missing=f"needs the rates at the threshold of panel {', '.join(lacking)}")
     obstacle = next((reason for letter in letters if (reason := panels[letter].obstacle(*baselines, "vllm"))), None)
@@ -191,14 +260,69 @@ class PanelRates:
         return f"({self.letter}) {self.condition.title}"
 
     @cached_property
+    def repeats(self) -> dict[int, pd.DataFrame]:
+        """Repeat -> its rows, in order."""
+        return {repeat: select(self.rows, repeat=repeat) for repeat in sorted(set(self.rows["repeat"]))}
+
+    @cached_property
+    def first(self) -> pd.DataFrame:
+        """The rows of the first repeat."""
+        return next(iter(self.repeats.values()), self.rows)
+
+    @cached_property
     def curves(self) -> dict[str, Pairs]:
-        """System -> (rate, latency), for every system that was run here."""
-        return curves(self.rows)
+        """System -> (rate, latency) of the first repeat, for every system that was run here."""
+        return curves(self.first)
 
     @cached_property
     def crossings(self) -> dict[str, Crossing]:
-        """Where each curve reaches the threshold."""
-        return {system: crossing(points) for system, points in self.curves.items()}
+        """Where each curve reaches the threshold; of several repeats the first that does not, if one does not."""
+        return {
+            system: next((each for each in found.values() if each.rate is None), found[min(found)])
+            for system, found in self._repeated.items()
+        }
+
+    @cached_property
+    def _repeated(self) -> dict[str, dict[int, Crossing]]:
+        """System -> repeat -> where its curve reaches the threshold."""
+        found: dict[str, dict[int, Crossing]] = {}
+        for repeat, rows in self.repeats.items():
+            for system, points in curves(rows).items():
+                found.setdefault(system, {})[repeat] = crossing(points)
+        return found
+
+    @cached_property
+    def _points(self) -> dict[str, list[tuple[float, pd.DataFrame]]]:
+        """System -> (rate, repeats of the point), in order of the rate; none where every point was run once."""
+        if len(self.repeats) < 2:
+            return {}
+        found = {}
+        for system in self.curves:
+            rows = select(self.rows, system=system)
+            found[system] = [(rate, select(rows, request_rate=rate)) for rate in sorted(set(rows["request_rate"]))]
+        return found
+
+    @cached_property
+    def unstable(self) -> dict[str, tuple[float, float]]:
+        """System -> the rates at which its queue grows: from half way after the last stable one to the last."""
+        found = {}
+        for system, points in self._points.items():
+            rates = [rate for rate, _ in points]
+            stable = [is_stable(rows) for _, rows in points]
+            if False in stable:
+                first = stable.index(False)
+                found[system] = ((rates[max(first - 1, 0)] + rates[first]) / 2, rates[-1])
+        return found
+
+    @cached_property
+    def bands(self) -> dict[str, list[tuple[float, float, float]]]:
+        """System -> (rate, low, high): intervals of the mean over repeats at the rates below ``unstable``."""
+        found = {}
+        for system, points in self._points.items():
+            until = self.unstable.get(system, (math.inf, math.inf))[0]
+            means = [(rate, interval(rows, STEADY)) for rate, rows in points if rate < until]
+            found[system] = [(rate, mean.low, mean.high) for rate, mean in means if mean and mean.num > 1]
+        return {system: band for system, band in found.items() if band}
 
     def papers(self, system: str) -> Crossing:
         """Where the paper's curve reaches the threshold."""
@@ -256,20 +380,36 @@ class PanelRates:
         """Why the run's requests are not the paper's very requests, if so."""
         if self.stand_in is not None and self.condition.workload in PUBLIC:
             return f"one trace against another: {self.stand_in}"
-        if (self.rows["seed"] != 0).any():
+        if (self.first["seed"] != 0).any():
             return "one trace against another: seed is not 0"
-        arrivals = self.results.config(self.rows.iloc[0])["workload"].get("arrivals", {}).get("_target_")
+        arrivals = self.results.config(self.first.iloc[0])["workload"].get("arrivals", {}).get("_target_")
         return None if arrivals == PAPERS_ARRIVALS else f"one trace against another: arrivals are {arrivals}"
 
-    def rate(self, system: str) -> Interval | None:
-        """Where the rate at the threshold lies: an interval without width if the curve crosses. None: not run."""
-        return interval(self.crossings.get(system))
+    def rate(self, system: str) -> Reading | None:
+        """The rate at the threshold: of one run, or the mean over repeats with Student's interval. None: not run."""
+        found = [each for repeat in self._repeated.get(system, {}).values() if (each := reading(repeat))]
+        if not found:
+            return None
+        values = [each.value for each in found if each.value is not None]
+        if len(values) < len(found):
+            return Reading(min(each.low for each in found), max(each.high for each in found))
+        return Reading.over(t_interval(values))
 
-    def gain(self, system: str) -> Interval | None:
-        """The rate of vLLM over another system's."""
-        return gain(self.crossings, system)
+    def gain(self, system: str) -> Reading | None:
+        """The rate of vLLM over another system's: of one run, or over repeats, paired."""
+        ours, others = (self._repeated.get(name, {}) for name in ("vllm", system))
+        pairs = {repeat: {"vllm": ours[repeat], system: others[repeat]} for repeat in ours if repeat in others}
+        found = [each for pair in pairs.values() if (each := gain(pair, system))]
+        if not found:
+            return None
+        if any(each.value is None for each in found):
+            return Reading(min(each.low for each in found), max(each.high for each in found))
+        ratio = paired_ratio(
+            *({repeat: pair[name].rate or 0.0 for repeat, pair in pairs.items()} for name in ("vllm", system))
+        )
+        return Reading.over(ratio) if ratio else None
 
-    def judge(self, statement: Statement, found: Interval | None, *names: str) -> Claim:
+    def judge(self, statement: Statement, found: Reading | None, *names: str) -> Claim:
         """Hold what these systems' curves decide against a claim."""
         place = f" in panel {self.letter}"
         claim = judge(statement, found, self.crossings, names, place=place, obstacle=self.obstacle(*names))

@@ -111,9 +111,10 @@ class IterationCosts:
         ms = num_pieces * call_us / 1e3
         return ms + num_bytes / gb_per_s / 1e6 if gb_per_s else ms
 
-    def prompt_alone_ms(self, length: int, count: int = 1) -> float:
-        """Milliseconds of an iteration that computes one prompt and nothing else, for each of ``count`` streams.
+    def prompt_alone_ms(self, length: int, count: int = 1, num_cached: int = 0) -> float:
+        """Milliseconds of an iteration that computes one prompt and nothing else.
 
+        It computes it for each of ``count`` streams, but for the first ``num_cached`` tokens that are there already.
         Computing hides behind reading the weights, or the other way round, so the larger of the two counts; their sum,
         as in the iterations of a run, is a quarter too much for a few hundred tokens.
 
@@ -123,7 +124,8 @@ class IterationCosts:
         if not (self.weights_ms and self.alone_ms):
             raise KvbenchError("costs: the price of a prompt alone needs weights_ms and alone_ms")
         overhead_ms = self.a_ms - self.weights_ms + self.c_ms
-        return overhead_ms + max(self.weights_ms, count * (self.alone_ms * length + self.q_ms * length * length))
+        num_tokens, squares = count * length - num_cached, count * length * length - num_cached * num_cached
+        return overhead_ms + max(self.weights_ms, self.alone_ms * num_tokens + self.q_ms * squares)
 
 
 class Beams(Protocol):
@@ -212,8 +214,7 @@ class Simulated:
                     square_len += length * length * (seq.num_prefills - 1)
                 if seq.num_preemptions:
                     again = seq
-                    per_stream = self._p * length + self._q * length * length - self._b * length
-                    recompute_ms += seq.num_prefills * per_stream
+                    recompute_ms += self._recompute_ms(seq)
                 last = seq.origin + seq.final_len - 1
                 endings = self._endings.get(last)
                 if endings is None:
@@ -223,7 +224,7 @@ class Simulated:
             ms += self._p * prefill_len
             ms += self._q * square_len
             if again and num_requests == 1 and self._costs.alone_ms:
-                mixed_ms, ms = ms, self._costs.prompt_alone_ms(again.length, again.num_prefills)
+                mixed_ms, ms = ms, self._costs.prompt_alone_ms(again.length, again.num_prefills, again.num_cached)
                 recompute_ms += ms - mixed_ms
             recompute_ms = max(0.0, recompute_ms)
         parents: dict[Sequence, Seq[int]] | None = None
@@ -240,6 +241,12 @@ class Simulated:
         running, step = batch.running, batch.step
         finished = [seq for seq in endings if seq in running and seq.origin + seq.final_len - 1 == step]
         return StepResult(ms / 1e3, finished, parents, swap_s, recompute_ms / 1e3)
+
+    def _recompute_ms(self, seq: Sequence) -> float:
+        """What computing a sequence again takes beyond decoding it beside the others."""
+        length, count, cached = seq.length, seq.num_prefills, seq.num_cached
+        computed_ms = self._p * (count * length - cached) + self._q * (count * length * length - cached * cached)
+        return computed_ms - self._b * (count * length - (1 - self._costs.prefix_weight) * cached)
 
     def _streams(self, batch: Batch, ms: float) -> tuple[float, dict[Sequence, Seq[int]] | None]:
         """What several streams for a request and copies add to an iteration; and which beams survive it."""

@@ -1,4 +1,4 @@
-"""Real tokens: a Hugging Face model over K and V that lie where the allocator says. The same for CPU and GPU.
+"""Real tokens: a Hugging Face model over K and V that lie where the allocator says. On a GPU: ``runners.cuda``.
 
 One forward serves an iteration: the decodes, one token each, and the prefills, all their tokens, packed into one row
 without padding; logits are computed for the last token of each sequence alone. Request-level batches are packed too, so
@@ -18,9 +18,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,11 +31,11 @@ from transformers import PreTrainedModel
 
 from kvbench.allocators.base import Ability, Allocator
 from kvbench.attention.base import Attend, PackedBatch
-from kvbench.attention.hf import NAME, Step
+from kvbench.attention.hf import NAME, Step, Write
 from kvbench.beam_search import first_beams, next_beams
 from kvbench.cache import KVCache
 from kvbench.capacity import MAX_BATCHED_TOKENS, Footprint, Model
-from kvbench.core import Batch, KvbenchError, Request, Sequence, StepResult
+from kvbench.core import Batch, BlockCopy, KvbenchError, Request, Sequence, StepResult
 from kvbench.models.dtypes import torch_dtype
 from kvbench.models.loading import LoadedModel, load
 from kvbench.models.packed_linear import pack, weights_bytes
@@ -77,13 +79,15 @@ class PackedModel:
         model: of a family in ``kvbench.models.families``; its attention implementation is changed.
         cache: of the model's shapes.
         attend: one of the attention functions of ``kvbench.attention``.
+        write: puts new K and V into the cache.
     """
 
-    def __init__(self, model: PreTrainedModel, cache: KVCache, attend: Attend) -> None:
+    def __init__(self, model: PreTrainedModel, cache: KVCache, attend: Attend, write: Write = KVCache.write) -> None:
         model.set_attn_implementation(NAME)
         self.model = model
         self.cache = cache
         self.attend = attend
+        self.write = write
 
     @torch.inference_mode()
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
@@ -102,7 +106,7 @@ class PackedModel:
             position_ids=positions[None],
             use_cache=False,
             logits_to_keep=batch.query_start[1:] - 1,
-            kvbench=Step(batch, self.cache, self.attend),
+            kvbench=Step(batch, self.cache, self.attend, self.write),
         ).logits
         return logits[0]
 
@@ -151,6 +155,24 @@ class Layout:
     drawn: list[Sequence]
     source: NDArray[np.int64] | None
     sampling: SamplingRows
+
+
+class New(NamedTuple):
+    """The new tokens of an iteration, on the host: those of the decodes first, then those of the prefills.
+
+    Attributes:
+        ids: ``[T]``.
+        positions: ``[T]``, in their sequences.
+        slots: ``[T]``, where their K and V go.
+        query_start: ``[B + 1]``, the first of each sequence, and T.
+        lengths: ``[B]``, of the sequences, the new tokens included.
+    """
+
+    ids: list[int]
+    positions: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    query_start: NDArray[np.int64]
+    lengths: NDArray[np.int64]
 
 
 class Torch:
@@ -217,7 +239,7 @@ class Torch:
         for prefix in batch.prefixes:
             self._compute(prefix)
         if batch.copies:
-            self.cache.copy(batch.copies)
+            self._copy(batch.copies)
         if not batch.running:
             return StepResult(time.perf_counter() - started, ())
         streams = self._streams
@@ -231,15 +253,9 @@ class Torch:
             for stream in seq.streams:
                 del streams[stream]
         layout = self._arrange(batch)
-        packed, ids, positions = self._pack(layout, batch.num_decodes + batch.num_siblings, batch.step)
-        forward = time.perf_counter()
-        logits = self.model(ids, positions, packed)
-        self.model_s += time.perf_counter() - forward
-        context_len = packed.context_len
-        if layout.source is not None:
-            source = torch.from_numpy(layout.source).to(logits.device)
-            logits, context_len = logits[source], context_len[source]
-        tokens = dict(zip(layout.drawn, sample(logits, layout.sampling, context_len).tolist(), strict=True))
+        new = self._pack(layout, batch.num_decodes + batch.num_siblings, batch.step)
+        logits, drawn = self._generate(layout, new)
+        tokens = dict(zip(layout.drawn, drawn, strict=True))
         parents = self._search(batch, layout, logits, tokens) if batch.num_beams or self._moved else None
         finished = self._append(layout.seqs, tokens)
         return StepResult(time.perf_counter() - started, finished, parents)
@@ -247,10 +263,41 @@ class Torch:
     def _compute(self, prefix: Sequence) -> None:
         """Fill the slots of a prefix that others will share."""
         slots, size, length = self.allocator.slots(prefix), self.allocator.block_size, prefix.length
-        table = self._tensor([[slot // size for slot in slots[::size]]])
-        start, context_len = self._tensor([0, length]), self._tensor([length])
-        packed = PackedBatch(start, context_len, self._tensor(slots[:length]), None, table, size)
-        self.model(self._tensor(self.prompts(prefix.request)), self._tensor(list(range(length))), packed)
+        tokens = np.arange(length)
+        new = New(
+            self.prompts(prefix.request), tokens, np.array(slots[:length]), np.array([0, length]), np.array([length])
+        )
+        self._fill(new, np.array([slots[::size]]) // size)
+
+    def _fill(self, new: New, where: NDArray[np.int64]) -> None:
+        """Compute, for what it leaves in the cache."""
+        self._forward(new, where)
+
+    def _forward(self, new: New, where: NDArray[np.int64]) -> torch.Tensor:
+        """The logits after the last new token of each sequence; ``where`` as in ``Layout``."""
+        addresses = self._tensor(where)
+        batch = PackedBatch(
+            self._tensor(new.query_start),
+            self._tensor(new.lengths),
+            self._tensor(new.slots),
+            addresses[:, 0] if self._is_contiguous else None,
+            None if self._is_contiguous else addresses,
+            1 if self._is_contiguous else self.allocator.block_size,
+        )
+        return self.model(self._tensor(new.ids), self._tensor(new.positions), batch)
+
+    def _generate(self, layout: Layout, new: New) -> tuple[torch.Tensor, list[int]]:
+        """Compute, and choose a token for each of ``layout.drawn``; returns the logits of these, and the tokens."""
+        started = time.perf_counter()
+        logits = self._forward(new, layout.where)
+        self.model_s += time.perf_counter() - started
+        lengths = new.lengths
+        if layout.source is not None:
+            logits, lengths = logits[torch.from_numpy(layout.source)], lengths[layout.source]
+        return logits, sample(logits, layout.sampling, lengths).tolist()
+
+    def _copy(self, copies: Seq[BlockCopy]) -> None:
+        self.cache.copy(copies)
 
     def _swap(self, batch: Batch) -> None:
         """Move blocks to the host pool, or back."""
@@ -323,8 +370,8 @@ class Torch:
         self._layout = Layout(seqs, computed, streams, rows, origins, where, drawn, source, sampling)
         return self._layout
 
-    def _pack(self, layout: Layout, num_decodes: int, step: int) -> tuple[PackedBatch, torch.Tensor, torch.Tensor]:
-        """Addresses, ids and positions of the new tokens: decodes first, as the scheduler runs them, then prefills."""
+    def _pack(self, layout: Layout, num_decodes: int, step: int) -> New:
+        """The new tokens, decodes first, as the scheduler runs them, and their addresses."""
         lengths = step - layout.origins
         where, size = layout.where, self.allocator.block_size
         newest = lengths[:num_decodes] - 1
@@ -343,16 +390,7 @@ class Torch:
             slots.append(np.array(stream.slots[first:length]))
         query_start = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(counts, out=query_start[1:])
-        addresses = self._tensor(where)
-        packed = PackedBatch(
-            self._tensor(query_start),
-            self._tensor(lengths),
-            self._tensor(np.concatenate(slots)),
-            addresses[:, 0] if self._is_contiguous else None,
-            None if self._is_contiguous else addresses,
-            1 if self._is_contiguous else size,
-        )
-        return packed, self._tensor(ids), self._tensor(np.concatenate(positions))
+        return New(ids, np.concatenate(positions), np.concatenate(slots), query_start, lengths)
 
     def _tensor(self, values: NDArray[np.int64] | list[int] | list[list[int]]) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.int64, device=self.cache.data.device)

@@ -110,7 +110,7 @@ class IterationLevel:
         self._moves: list[BlockCopy] = []
         self.prefix_len = 0  # tokens of context_len that lie in a shared prefix
         self._prefixes: dict[int, Sequence] = {}  # by length; registered when first asked for, and kept
-        self._prefix_states = 0  # their own tokens
+        self._prefix_states = 0  # their own tokens, and those that requests which are out share with them
         self._new_prefixes: list[Sequence] = []
         self._rejected: list[tuple[Sequence, str]] = []
 
@@ -309,6 +309,7 @@ class IterationLevel:
                     break
                 self.swapped.popleft()
                 del self._left[seq]
+                self._prefix_states -= self._stay(seq)
                 for stream in streams:
                     allocator.free(stream)
                 self._rejected.append((seq, f"{seq.length} tokens of {len(streams)} streams outgrew the pool"))
@@ -317,6 +318,7 @@ class IterationLevel:
             self._moves += allocator.swap_in(streams)
             seq.origin = self.step - seq.length
             pairs, room = self._left.pop(seq)
+            self._prefix_states -= self._stay(seq)
             if seq.length <= room:
                 self._refile(seq, seq.origin + room + 1)
                 self._part(seq, pairs, copies)
@@ -393,9 +395,10 @@ class IterationLevel:
             shares = siblings or seq.request.prefix_len
             fit = self._can_place(seq, slots) if shares else allocator.can_allocate(slots, keep)
             if fit is not OK:
-                if fit is NEVER:
+                if fit is NEVER or (self._prefixes and not (running or self.swapped)):  # a prefix is never released
                     streams = f" for each of {1 + len(siblings)} streams" if siblings else ""
                     pool = f"the empty pool of {allocator.num_slots}, {keep} kept free"
+                    pool += f", {sum(self._prefixes)} tokens of shared prefixes in it" if self._prefixes else ""
                     self._reject(f"{slots} slots{streams} do not fit {pool}")
                     continue
                 self.blocked = True
@@ -437,7 +440,7 @@ class IterationLevel:
             fit = self.allocator.can_allocate(
                 slots - request.prefix_len // self._block_size * self._block_size, self.keep
             )
-        return NEVER if fit is LATER and not (self.running or self.swapped) else fit  # a prefix is never released
+        return fit
 
     def _register(self, prefix_len: int) -> Fit:
         """Grant a prefix its slots, once and for good."""
@@ -484,11 +487,16 @@ class IterationLevel:
             else:
                 self._left[seq] = self._forks.pop(seq, []), self._due(seq) - 1 - seq.origin
                 self._stop(seq)
+                self._prefix_states += self._stay(seq)
                 self.swapped.appendleft(seq)
                 return seq
         self._release(seq)
         self.waiting.appendleft(seq)
         return seq
+
+    def _stay(self, seq: Sequence) -> int:
+        """Tokens that its streams leave in the pool when they are swapped out: what they share with a prefix."""
+        return len(seq.streams) * (seq.num_cached // self._block_size * self._block_size)
 
     def _release(self, seq: Sequence) -> None:
         self._stop(seq)

@@ -1,0 +1,214 @@
+"""Real tokens on one GPU or several, or with the same code on a CPU, where plain torch stands in for the kernels.
+
+The scheduler's decisions become integers on the host (``runners.torch``), which ``runners.shard`` carries out on the
+device. A step waits for the device once, for its tokens; swaps run beside it. Several GPUs hold a model in slices
+(``runners.ranks``); they get the same integers.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, replace
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvbench.allocators.base import Ability, Allocator
+from kvbench.attention import triton
+from kvbench.cache import KVCache
+from kvbench.capacity import Model
+from kvbench.core import Batch, BlockCopy, KvbenchError, Sequence
+from kvbench.models.dtypes import torch_dtype
+from kvbench.models.loading import LoadedModel, load
+from kvbench.runners.device import COMPUTE, Device, call, check_gpus, device_of
+from kvbench.runners.shard import (
+    BASE,
+    HEADER,
+    ID,
+    LENGTH,
+    NOT_FINITE,
+    POSITION,
+    SLOT,
+    Ints,
+    Output,
+    Places,
+    Shard,
+    buckets,
+)
+from kvbench.runners.torch import Layout, New, PackedModel, Prompts, Torch, random_prompts
+from kvbench.sampling import SamplingParams, draw, not_finite
+
+MAX_GRAPH_BATCH = 256
+
+
+class Steps(Protocol):
+    """Who carries out steps: the shard of one device, or all of them together."""
+
+    places: Places
+    device: Device
+    model: PackedModel
+
+    @property
+    def output(self) -> Output:
+        """As ``Shard.output``."""
+        ...
+
+    def step(self, rows: Ints, tokens: Ints | None = None) -> None:
+        """As ``Shard.step``."""
+        ...
+
+    def copy(self, pairs: NDArray[np.int64]) -> None:
+        """As ``Shard.copy``."""
+        ...
+
+    def swap_out(self, pairs: NDArray[np.int64]) -> None:
+        """As ``Shard.swap_out``."""
+        ...
+
+    def swap_in(self, pairs: NDArray[np.int64]) -> None:
+        """As ``Shard.swap_in``."""
+        ...
+
+
+class Queued(Torch):
+    """``Torch`` whose steps are carried out by a device: static buffers, graphs, queues.
+
+    Args:
+        steps: who carries them out.
+        allocator: asked where sequences lie, never changed.
+        prompts: token ids of a request's prompt.
+        params: of every request.
+    """
+
+    def __init__(self, steps: Steps, allocator: Allocator, prompts: Prompts, params: SamplingParams) -> None:
+        super().__init__(steps.model, steps.model.cache, allocator, prompts, params)
+        self.steps = steps
+        self.device = steps.device
+        self.device_name = self.device.name
+
+    def warm_up(self) -> None:
+        """Done by whoever made the steps."""
+
+    def _generate(self, layout: Layout, new: New) -> tuple[torch.Tensor, list[int]]:
+        started = time.perf_counter()
+        self._fill(new, layout.where)
+        source, lengths = layout.source, new.lengths if layout.source is None else new.lengths[layout.source]
+        count = len(layout.drawn)
+        tokens = self.device.on_host((count,), torch.int64)
+        logits: list[torch.Tensor] = []
+
+        def choose() -> None:
+            output = self.steps.output
+            rows: slice | torch.Tensor = slice(None, count)
+            if source is not None:
+                rows = torch.from_numpy(source).to(self.device.where, non_blocking=True)
+            logits.append(output.logits[rows])
+            chosen = output.chosen[rows]
+            if (layout.sampling.temperature > 0).any():
+                drawn = chosen.clone()
+                draw(drawn, logits[0], layout.sampling, lengths)
+                chosen = torch.where(chosen == NOT_FINITE, chosen, drawn)
+            tokens.copy_(chosen, non_blocking=True)
+
+        self.device.submit(COMPUTE, choose)
+        self.device.synchronize(self.device.record(COMPUTE))
+        self.model_s += time.perf_counter() - started
+        drawn = tokens.tolist()
+        if NOT_FINITE in drawn:
+            raise not_finite(drawn.index(NOT_FINITE), str(logits[0].dtype))
+        return logits[0], drawn
+
+    def _fill(self, new: New, where: NDArray[np.int64]) -> None:
+        num = len(new.lengths)
+        rows = np.zeros((num, self.steps.places.width), np.int32)
+        rows[:, LENGTH] = new.lengths
+        if self._is_contiguous:
+            rows[:, BASE] = where[:, 0]
+        else:
+            width = min(where.shape[1], rows.shape[1] - HEADER)  # a layout has columns to spare
+            rows[:, HEADER : HEADER + width] = where[:, :width]
+        if len(new.ids) == num:
+            rows[:, ID], rows[:, POSITION], rows[:, SLOT] = new.ids, new.positions, new.slots
+            self.steps.step(rows)
+        else:
+            parts = (new.ids, new.positions, new.slots, new.query_start)
+            self.steps.step(rows, np.concatenate(parts).astype(np.int32))
+
+    def _copy(self, copies: Seq[BlockCopy]) -> None:
+        self.steps.copy(np.array(copies, np.int64))
+
+    def _swap(self, batch: Batch) -> None:
+        pairs = np.array([(move.src, move.dst) for move in batch.moves], np.int64) // self.allocator.block_size
+        (self.steps.swap_out if batch.swapped else self.steps.swap_in)(pairs)
+
+    def _search(
+        self, batch: Batch, layout: Layout, logits: torch.Tensor, tokens: dict[Sequence, int]
+    ) -> dict[Sequence, list[int]] | None:
+        search = super()._search
+        return call(self.device, lambda: search(batch, layout, logits, tokens))
+
+
+def open_runner(
+    model: Model,
+    allocator: Allocator,
+    seed: int,
+    device: str,
+    sampling: SamplingParams,
+    max_graph_batch: int = MAX_GRAPH_BATCH,
+    tensor_parallel: int = 1,
+    stops: bool = False,
+) -> Queued:
+    """Load a model, compile and capture everything, so that the first iteration is like the others.
+
+    Args:
+        model: shapes, weights and dtype.
+        allocator: of a pool that the model's K and V will fill.
+        seed: of random weights and prompts.
+        device: ``cuda``; ``cpu`` runs the same code without kernels and graphs, to try it.
+        sampling: how tokens are chosen.
+        max_graph_batch: sequences of the largest decode step that is captured; 0: none is.
+        tensor_parallel: GPUs, or processes on a CPU, that hold the model in slices.
+        stops: whether the model's stop tokens end an output before its forced length.
+
+    Raises:
+        KvbenchError: no such device, heads that cannot be sliced so, or what loading the model raises.
+    """
+    _check(model, device, max_graph_batch, tensor_parallel)
+    is_contiguous = Ability.GROW not in allocator.abilities
+    places = Places(0 if is_contiguous else allocator.block_size, model.max_model_len, allocator.host_slots)
+    sizes = buckets(min(max_graph_batch, allocator.num_slots)) if max_graph_batch else []
+    loaded = _load(json.dumps(asdict(model)), device, seed)
+    shard = open_shard(loaded, device_of(device), allocator.num_slots, places, sizes)
+    if stops:
+        sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *loaded.stop_token_ids))
+    return Queued(shard, allocator, random_prompts(model.vocab_size, seed), sampling)
+
+
+def open_shard(loaded: LoadedModel, device: Device, num_slots: int, places: Places, sizes: Seq[int]) -> Shard:
+    """One device's part, warmed up."""
+    shapes = loaded.shapes
+    dtype = torch_dtype(shapes.dtype)
+    cache = KVCache(shapes.num_layers, num_slots, shapes.num_kv_heads, shapes.head_dim, dtype, device.where)
+    shard = Shard(PackedModel(loaded.model, cache, triton.attend, triton.write), device, places, sizes)
+    shard.warm_up()
+    return shard
+
+
+@lru_cache(maxsize=1)
+def _load(shapes: str, device: str, seed: int) -> LoadedModel:
+    """Points that differ in other parts only, and are run one after the other, share a model."""
+    return load(Model(**json.loads(shapes)), device=device, seed=seed)
+
+
+def _check(model: Model, device: str, max_graph_batch: int, tensor_parallel: int) -> None:
+    """Refuse options that cannot be. Raises KvbenchError as ``open_runner``."""
+    if device == "cuda":
+        check_gpus(tensor_parallel)
+        triton.check_installed()
+    if max_graph_batch < 0:
+        raise KvbenchError(f"runner.max_graph_batch={max_graph_batch} is below 0; give 0 for no graphs")

@@ -1,0 +1,249 @@
+"""The CUDA runner's code on a CPU: its tokens are Hugging Face's for every system, whatever order its queues run in."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+
+import torch
+
+from kvbench.allocators.base import Ability, Allocator
+from kvbench.attention import reference, triton
+from kvbench.cache import KVCache
+from kvbench.clock import VirtualClock
+from kvbench.core import Request
+from kvbench.engine import Engine, serve
+from kvbench.ledger import Ledger
+from kvbench.records import Record
+from kvbench.runners.cuda import Queued
+from kvbench.runners.device import COMPUTE, SWAP, Cpu, Device
+from kvbench.runners.shard import Places, Shard, buckets, runs
+from kvbench.runners.torch import PackedModel, Torch, random_prompts
+from kvbench.sampling import SamplingParams
+from kvbench.schedulers.base import Scheduler
+from tests import test_real_engine, test_real_streams
+from tests.test_real_engine import MAX_LEN, SHAPES, SYSTEMS, Priced, generated, model, some_requests, system
+
+SIZES = [1, 2, 4, 6]
+"""Buckets, so that some batches are padded, and some are larger than the largest."""
+Event = tuple[str, int]
+
+
+class Delayed(Cpu):
+    """Runs work only when somebody waits for it, or that of ``hasty`` as soon as what it waits for has run."""
+
+    def __init__(self, hasty: str | None = None) -> None:
+        super().__init__()
+        self.hasty = hasty
+        self.pending: dict[str, deque[Callable[[], None] | Event]] = {COMPUTE: deque(), SWAP: deque()}
+        self.done = {COMPUTE: 0, SWAP: 0}
+        self.log: list[str] = []
+
+    def submit(self, queue: str, work: Callable[[], None]) -> None:
+        self.pending[queue].append(work)
+        self.log.append(f"{queue}: {work.__name__}")
+        if queue == self.hasty:
+            self.drain(*self.record(queue))
+
+    def record(self, queue: str) -> Event:  # type: ignore[override]
+        return queue, self.done[queue] + len(self.pending[queue])
+
+    def wait(self, queue: str, event: Event) -> None:  # type: ignore[override]
+        self.pending[queue].append(event)
+        self.log.append(f"{queue} waits for {event[0]}")
+
+    def synchronize(self, event: Event) -> None:  # type: ignore[override]
+        self.log.append(f"host waits for {event[0]}")
+        self.drain(*event)
+
+    def drain(self, queue: str, number: int) -> None:
+        while self.done[queue] < number:
+            item = self.pending[queue].popleft()
+            self.done[queue] += 1
+            if isinstance(item, tuple):
+                self.drain(*item)
+            else:
+                item()
+
+
+DEVICES: dict[str, Callable[[], Device]] = {
+    "cpu": Cpu,
+    "lazy": Delayed,
+    "hasty swaps": lambda: Delayed(SWAP),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Plain torch over tiny tensors: threads would only wait for each other."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def shard(name: str, allocator: Allocator, device: Device, sizes: list[int]) -> Shard:
+    """A shard over a poisoned pool, warmed up."""
+    loaded = model(name)
+    shapes = loaded.shapes
+    pool = KVCache(shapes.num_layers, allocator.num_slots, shapes.num_kv_heads, shapes.head_dim)
+    pool.data.fill_(torch.nan)
+    packed = PackedModel(loaded.model, pool, triton.attend, triton.write)
+    block_size = allocator.block_size if Ability.GROW in allocator.abilities else 0
+    made = Shard(packed, device, Places(block_size, MAX_LEN, allocator.host_slots), sizes)
+    made.warm_up()
+    assert pool.data.isnan().all()  # warming up writes nowhere
+    return made
+
+
+def run(
+    name: str,
+    scheduler: Scheduler,
+    requests: list[Request],
+    params: SamplingParams | None = None,
+    device: Device | None = None,
+    sizes: list[int] = SIZES,
+) -> tuple[Record, Queued]:
+    allocator = scheduler.allocator
+    prompts = random_prompts(SHAPES[name].vocab_size, 0)
+    runner = Queued(shard(name, allocator, device or Delayed(), sizes), allocator, prompts, params or SamplingParams())
+    ledger = Ledger(allocator, may_stop_early=bool(params and params.stop_token_ids))
+    record = serve(Engine(scheduler, Priced(runner), VirtualClock(), ledger), requests)
+    assert not record.requests["rejected"].any()
+    return record, runner
+
+
+@pytest.mark.parametrize(
+    ("name", "system_name"),
+    [*(("tiny_llama", each) for each in SYSTEMS), ("tiny_opt", "orca_pow2"), ("tiny_opt", "vllm4")],
+)
+def test_greedy_tokens_equal_generate(name: str, system_name: str) -> None:
+    record, runner = run(name, system(system_name, 3 * MAX_LEN), list(some_requests()))
+    if system_name == "vllm4":
+        assert record.steps["num_running"].max() > max(SIZES)  # some steps fit no bucket
+    assert {key: tuple(tokens) for key, tokens in runner.outputs.items()} == generated(name)
+
+
+def test_without_buckets_the_tokens_are_the_same() -> None:
+    _, runner = run("tiny_llama", system("vllm4", 3 * MAX_LEN), list(some_requests()), sizes=[])
+    assert {key: tuple(tokens) for key, tokens in runner.outputs.items()} == generated("tiny_llama")
+
+
+def test_sampled_tokens_are_those_of_the_other_runner() -> None:
+    params = SamplingParams(temperature=0.8, top_k=50, top_p=0.9, seed=11)
+    requests = list(some_requests())
+    _, ours = run("tiny_llama", system("vllm4", 3 * MAX_LEN), requests, params)
+    _, theirs = test_real_engine.run("tiny_llama", system("vllm4", 3 * MAX_LEN), requests, reference.attend, params)
+    assert ours.outputs == theirs
+
+
+STREAMS = [("swap4", is_beam, device) for is_beam in (False, True) for device in DEVICES]
+STREAMS += [
+    ("swap1", True, "lazy"),
+    ("copies4", True, "lazy"),
+    ("orca_pow2", True, "lazy"),
+    ("orca_pow2", False, "lazy"),
+]
+
+
+@pytest.mark.parametrize(("system_name", "is_beam", "device"), STREAMS)
+def test_streams_are_those_of_the_other_runner(system_name: str, is_beam: bool, device: str) -> None:
+    """Samples and beams share, fork, copy and swap."""
+    requests = list(test_real_streams.some_requests(4, is_beam))
+    params = SamplingParams() if is_beam else test_real_streams.PARAMS
+    size = 6 if system_name.startswith("swap") else 4 * 6
+    outputs = {}
+    for ours in (True, False):
+        scheduler = test_real_streams.system(system_name, size * MAX_LEN // 2)
+        runner: Torch
+        if ours:
+            record, runner = run("tiny_llama", scheduler, requests, params, DEVICES[device]())
+            if system_name.startswith("swap"):
+                assert record.steps["swapped_out"].sum() > 0
+                assert record.steps["swapped_in"].sum() > 0
+        else:
+            _, runner = test_real_streams.run("tiny_llama", scheduler, requests, params)
+        outputs[ours] = runner.samples
+    assert outputs[True] == outputs[False]
+
+
+def test_a_shared_prefix_is_computed_once_and_read_by_all() -> None:
+    rng = random.Random(7)
+    requests = [Request(i, 0.0, 18 + rng.randint(1, 9), rng.randint(20, 36), prefix_len=18) for i in range(8)]
+    shared, pasted = (
+        run("tiny_llama", test_real_streams.system(name, MAX_LEN + 28), requests) for name in ("recompute4", "copies4")
+    )
+    assert shared[1].outputs == pasted[1].outputs
+    assert shared[0].steps["shared"].max() >= 16
+
+
+def test_the_host_waits_once_in_a_step() -> None:
+    device = Delayed()
+    record, _ = run("tiny_llama", system("vllm4", 3 * MAX_LEN), list(some_requests()), device=device)
+    assert device.log.count("host waits for compute") == len(record.steps["seconds"]) + 1  # once to warm up
+    assert "host waits for swap" not in device.log
+
+
+def test_a_swap_waits_for_what_it_reads_and_the_next_step_for_what_it_writes() -> None:
+    device = Delayed()
+    made = shard("tiny_llama", test_real_streams.system("swap4", 64).allocator, device, [])
+    device.log.clear()
+    before = made.cache.data.copy_(torch.randn(made.cache.data.shape)).clone()
+    out = np.array([[3, 0], [1, 1], [2, 5]])
+    made.swap_out(out)
+    made.copy(np.array([[0, 4, 4], [0, 8, 4], [0, 12, 4]]))
+    made.swap_in(out[:, ::-1])
+    assert device.log == [
+        "compute: gather",
+        "swap waits for compute",
+        "swap: fetch",
+        "compute: copy_blocks",
+        "swap: fetch",
+        "compute waits for swap",
+        "compute: scatter",
+    ]
+    device.synchronize(device.record(COMPUTE))
+    assert torch.equal(made.cache.data, before)
+
+
+@pytest.mark.parametrize("block_size", [0, 4])
+def test_copies_read_everything_before_they_write(block_size: int) -> None:
+    allocator = test_real_streams.system("swap4" if block_size else "orca_max", 64).allocator
+    made = shard("tiny_llama", allocator, Cpu(), [])
+    before = made.cache.data.copy_(torch.randn(made.cache.data.shape)).clone()
+    made.copy(np.array([[0, 8, 4], [8, 16, 4], [24, 28, 3], [32, 40, 4], [36, 40, 4]]))
+    after = before.clone()
+    for src, dst, count in ((0, 8, 4), (8, 16, 4), (24, 28, 3), (36, 40, 4)):
+        after[:, :, dst : dst + count] = before[:, :, src : src + count]
+    same = (made.cache.data == after).all(dim=(0, 1, 3, 4))
+    assert same[: 28 + 3].all()
+    assert same[32:].all()  # of the partly copied block the rest belongs to nobody yet
+
+
+def test_logits_that_overflow_are_refused() -> None:
+    made = shard("tiny_llama", system("vllm4", 64).allocator, Cpu(), SIZES)
+    rows = np.zeros((3, made.places.width), np.int32)
+    rows[:, 3] = 1  # lengths of 1 that read what was never written
+    rows[:, 2] = -1
+    made.step(rows)
+    assert made.output.chosen[:3].tolist() == [-1, -1, -1]
+
+
+def test_buckets_waste_little() -> None:
+    sizes = buckets(256)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == 256
+    for num in range(1, 257):
+        size = next(size for size in sizes if size >= num)
+        assert size - num <= (7 if num <= 64 else 15)
+    assert buckets(5) == [1, 2, 4, 5]
+
+
+def test_runs_join_neighbours() -> None:
+    assert runs(np.array([4, 5, 6, 9, 8, 3])) == [(0, 4, 3), (3, 9, 1), (4, 8, 1), (5, 3, 1)]
