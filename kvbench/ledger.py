@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kvbench.allocators.base import Allocator
 from kvbench.core import Batch, Sequence
 
-_STORED = np.dtype(
+ROW = np.dtype(
     [
         ("end_s", "<f8"),
         ("seconds", "<f8"),
@@ -34,6 +34,7 @@ _STORED = np.dtype(
         ("largest_free", "<i4"),
     ]
 )
+"""What is kept of an iteration; the other columns follow from it at the end."""
 _CHUNK_ROWS = 1 << 14
 
 
@@ -99,7 +100,7 @@ class Ledger:
         self._events: list[_Event] | None = [] if may_stop_early else None
         self._pack = Struct("<2d10i").pack_into
         self._chunks: list[bytearray] = []
-        self._chunk = bytearray(_CHUNK_ROWS * _STORED.itemsize)
+        self._chunk = bytearray(_CHUNK_ROWS * ROW.itemsize)
         self._offset = 0
         self._overreserved = self._padding = 0
         self._overreserved_by: dict[Sequence, int] = {}
@@ -159,7 +160,7 @@ class Ledger:
             self._usage.used,
             self._usage.largest_free,
         )
-        self._offset += _STORED.itemsize
+        self._offset += ROW.itemsize
 
     def skip(self, batch: Batch, swap_s: float) -> None:
         """Book a step that led to no iteration, as all were preempted; what it did counts for the next row."""
@@ -257,7 +258,7 @@ class Ledger:
         self._padding_by[seq] = slots
 
     def _num_rows(self) -> int:
-        return len(self._chunks) * _CHUNK_ROWS + self._offset // _STORED.itemsize
+        return len(self._chunks) * _CHUNK_ROWS + self._offset // ROW.itemsize
 
     def _note(self, batch: Batch) -> None:
         """Keep what the split depends on, for the end of the run."""
@@ -312,18 +313,28 @@ class Ledger:
                 self._overreserved -= overreserved_by.pop(seq, 0)
             self._padding -= padding_by.pop(seq, 0)
 
+    def fill(self, rows: NDArray[np.void], recomputed: NDArray[np.int64], recompute_s: NDArray[np.float64]) -> None:
+        """Take the rows of a whole run of single streams, of dtype ``ROW``, instead of recording them."""
+        for start in range(0, len(rows), _CHUNK_ROWS):
+            self._chunk = bytearray(rows[start : start + _CHUNK_ROWS].tobytes())
+            self._offset = len(self._chunk)
+            self._chunks.append(self._chunk)
+        if rows.size:
+            self._chunks.pop()
+        for row in np.flatnonzero(recomputed).tolist():
+            lost = ("recomputed", row, recomputed[row]), ("recompute_s", row, recompute_s[row])
+            self._flows += lost
+
     def columns(self) -> dict[str, NDArray[np.generic]]:
         """The rows as columns: noted and derived ones. Gives its own memory up: the run is over."""
         num_rows = self._num_rows()
-        columns: dict[str, NDArray[np.generic]] = {
-            name: np.empty(num_rows, _STORED[name]) for name in _STORED.names or ()
-        }
+        columns: dict[str, NDArray[np.generic]] = {name: np.empty(num_rows, ROW[name]) for name in ROW.names or ()}
         if self._events is not None:
             self._complete(columns)
         self._chunks.append(self._chunk[: self._offset])
         self._chunk = bytearray()
         while self._chunks:  # from the end, so that each chunk's memory is given back
-            chunk = np.frombuffer(self._chunks.pop(), _STORED)
+            chunk = np.frombuffer(self._chunks.pop(), ROW)
             start = len(self._chunks) * _CHUNK_ROWS
             for name, column in columns.items():
                 if self._events is None or name not in ("overreserved", "padding"):

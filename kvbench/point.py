@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import yaml
 
-from kvbench import __version__
+from kvbench import __version__, compiled
 from kvbench.allocators.base import Ability, Allocator
 from kvbench.capacity import (
     COMPUTED,
@@ -414,7 +414,7 @@ def _serve(config: dict[str, Any], inputs: dict[str, str]) -> _Served:
     capacity = measured_capacity(parts.capacity, runner)
     ledger = Ledger(allocator, may_stop_early=runner.may_stop_early)
     engine = Engine(parts.scheduler, runner, parts.clock(), ledger)
-    record = serve(engine, trace.requests)
+    record = compiled.serve(engine, trace.requests) or serve(engine, trace.requests)
     metrics = summarize(
         record,
         allocator.num_slots,

@@ -7,11 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from kvbench.core import Sequence
 
 Columns = dict[str, NDArray[np.generic]]
+
+
+REQUEST_COLUMNS: dict[str, type[np.generic]] = {
+    "id": np.int32,
+    "arrival_s": np.float64,
+    "prompt_len": np.int32,
+    "output_len": np.int32,
+    "num_seqs": np.int32,
+    "first_token_s": np.float64,
+    "finish_s": np.float64,
+    "num_preemptions": np.int32,
+    "recomputed_tokens": np.int32,
+    "preempted_s": np.float64,
+}
 
 
 @dataclass(slots=True)
@@ -39,29 +53,30 @@ def request_columns(sequences: Iterable[Sequence]) -> Columns:
     """One row per sequence, in the order given; what never happened is NaN."""
     seqs = list(sequences)
     requests = [seq.request for seq in seqs]
+    return request_table(
+        [request.id for request in requests],
+        [request.arrival_s for request in requests],
+        [request.prompt_len for request in requests],
+        [seq.final_len - seq.request.prompt_len for seq in seqs],
+        [request.num_seqs for request in requests],
+        [seq.first_token_s for seq in seqs],
+        [seq.finish_s for seq in seqs],
+        [seq.num_preemptions for seq in seqs],
+        [seq.recomputed_tokens for seq in seqs],
+        [seq.preempted_s for seq in seqs],
+    )
 
-    def ints(values: list[int]) -> NDArray[np.generic]:
-        return np.array(values, np.int32)
 
-    def stamps(values: list[float]) -> NDArray[np.generic]:
-        column = np.array(values, np.float64)
-        column[column < 0] = np.nan
-        return column
-
-    finish_s = stamps([seq.finish_s for seq in seqs])
-    return {
-        "id": ints([request.id for request in requests]),
-        "arrival_s": np.array([request.arrival_s for request in requests], np.float64),
-        "prompt_len": ints([request.prompt_len for request in requests]),
-        "output_len": ints([seq.final_len - seq.request.prompt_len for seq in seqs]),
-        "num_seqs": ints([request.num_seqs for request in requests]),
-        "first_token_s": stamps([seq.first_token_s for seq in seqs]),
-        "finish_s": finish_s,
-        "num_preemptions": ints([seq.num_preemptions for seq in seqs]),
-        "recomputed_tokens": ints([seq.recomputed_tokens for seq in seqs]),
-        "preempted_s": np.array([seq.preempted_s for seq in seqs], np.float64),
-        "rejected": np.isnan(finish_s),
-    }
+def request_table(*columns: ArrayLike) -> Columns:
+    """The columns of ``Record.requests`` but the last, in their order; a time below 0 is one that never came."""
+    table: Columns = {}
+    for (name, kind), column in zip(REQUEST_COLUMNS.items(), columns, strict=True):
+        table[name] = np.array(column, kind)
+    for name in ("first_token_s", "finish_s"):
+        times = table[name].astype(np.float64, copy=False)
+        times[times < 0] = np.nan
+    table["rejected"] = np.isnan(table["finish_s"])
+    return table
 
 
 def write_parquet(path: Path, columns: Mapping[str, NDArray[np.generic]]) -> None:

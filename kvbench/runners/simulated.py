@@ -181,6 +181,12 @@ class Simulated:
         self._packed = costs.packed
         self._endings: dict[int, dict[Sequence, None]] = {}  # step -> those whose last token is due in it
 
+    def coefficients(self) -> tuple[float, ...]:
+        """What iterations of single streams cost: a, b, c, c_large, p, q, alone, weights and the knee of c."""
+        costs = self._costs
+        fixed = (costs.alone_ms, costs.weights_ms, self._knee)
+        return self._a, self._b, self._c, self._c_large, self._p, self._q, *fixed
+
     def execute(self, batch: Batch) -> StepResult:
         """Price the batch; finished are those that reach their recorded length in it."""
         num_requests = batch.num_decodes + len(batch.prefills)
