@@ -217,3 +217,48 @@ def test_classes_sum_to_the_pool_in_both_averages(data: st.DataObject, count: in
     assert sum(found[f"{name}_pct"] for name in CLASSES) == pytest.approx(100.0)
     over_iterations = [found[f"{name}_iteration_pct"] for name in CLASSES]
     assert math.isnan(over_iterations[0]) or sum(over_iterations) == pytest.approx(100.0)
+
+
+def served(service_s: float, num: int = 1000) -> dict[str, float | int]:
+    """A single server: one request a second arrives, each is served in ``service_s``."""
+    arrival = np.arange(num, dtype=np.float64)
+    finish = np.maximum.accumulate(arrival - np.arange(num) * service_s) + (np.arange(num) + 1) * service_s
+    requests: dict[str, list[float]] = {
+        "id": list(range(num)),
+        "arrival_s": arrival.tolist(),
+        "prompt_len": [1] * num,
+        "output_len": [1] * num,
+        "first_token_s": finish.tolist(),
+        "finish_s": finish.tolist(),
+        "num_seqs": [1] * num,
+        "num_preemptions": [0] * num,
+        "recomputed_tokens": [0] * num,
+        "preempted_s": [0.0] * num,
+        "rejected": [False] * num,
+    }
+    steps = {name: [values[0]] for name, values in STEPS.items()} | {"end_s": [finish[-1]], "seconds": [finish[-1]]}
+    return summarize(record(steps, requests), NUM_SLOTS)
+
+
+def test_a_server_that_keeps_up_is_stable_and_its_steady_part_is_between_warm_up_and_last_arrival() -> None:
+    found = served(0.9)
+    assert found["stable"] is True
+    assert found["growth_score"] == pytest.approx(0, abs=0.5)
+    assert found["warmup_s"] == pytest.approx(5 * 0.9)  # five times the mean time in the system
+    assert found["num_censored"] == 1  # the last one ends after the arrivals
+    assert found["steady_ttft_p50_s"] == pytest.approx(0.9)
+    assert found["steady_throughput_req_per_s"] == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_server_that_falls_behind_is_not() -> None:
+    found = served(1.1)
+    assert found["stable"] is False
+    assert found["growth_score"] > 3
+    assert found["warmup_s"] == pytest.approx(999 / 2)
+    assert found["num_censored"] == pytest.approx(1000 * (1 - 1 / 1.1), abs=2)
+    assert found["steady_ttft_p50_s"] > found["ttft_p50_s"]
+
+
+def test_requests_that_arrive_together_have_no_steady_state() -> None:
+    found = summarize(record(requests=REQUESTS | {"arrival_s": [0.0] * 4}), NUM_SLOTS)
+    assert all(math.isnan(found[name]) for name in ("stable", "warmup_s", "num_censored", "steady_ttft_p50_s"))
