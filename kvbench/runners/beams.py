@@ -42,6 +42,8 @@ class ScoreModel:
         self.beta = beta
         self.seed = seed
         self._searches: dict[int, _Searches] = {}
+        self._drawn: dict[int, list[list[tuple[int, ...] | None]]] = {}
+        """By width: what its searches have drawn, by step, then by search."""
 
     def parents(self, request: int, width: int, step: int) -> Seq[int] | None:
         """Beam ``i`` goes on from beam ``parents[i]``; None: all survive.
@@ -54,42 +56,50 @@ class ScoreModel:
         Raises:
             KvbenchError: more beams than a law has tokens.
         """
-        searches = self._searches.get(width)
-        if searches is None:
+        try:  # asked for every search in every step
+            return self._drawn[width][step - 1][request % NUM_CHAINS]
+        except (KeyError, IndexError):
+            self._draw(width, step)
+            return self._drawn[width][step - 1][request % NUM_CHAINS]
+
+    def _draw(self, width: int, num_steps: int) -> None:
+        """Searches of this width for so many steps."""
+        if width not in self._searches:
             if width > NUM_TERMS:
                 raise KvbenchError(
                     f"workload.beam_width={width}: simulated beams are drawn from {NUM_TERMS} tokens; give at most that"
                 )
             rng = np.random.Generator(np.random.Philox(key=[self.seed, width]))
-            searches = self._searches[width] = _Searches(width, self.beta, rng)
-        while step > len(searches.parents):
-            searches.draw()
-        return searches.parents[step - 1][request % NUM_CHAINS]
+            self._searches[width] = _Searches(width, self.beta, rng)
+            self._drawn[width] = []
+        while num_steps > len(self._drawn[width]):
+            self._drawn[width] += self._searches[width].draw()
 
 
 class _Searches:
-    """``NUM_CHAINS`` searches of one width, side by side."""
+    """The state of ``NUM_CHAINS`` searches of one width, side by side."""
 
     def __init__(self, width: int, beta: float, rng: np.random.Generator) -> None:
         self.width = width
         self.beta = beta
         self.rng = rng
-        self.scores = self._laws(1)[:, 0, :width].copy()
-        self.parents: list[list[tuple[int, ...] | None]] = []
-        """By step, then by search."""
+        self.scores = self._laws(1, 1)[0, :, 0]
 
-    def _laws(self, num_beams: int) -> NDArray[np.float64]:
-        """Log-probabilities of the best tokens of every beam, ``[NUM_CHAINS, num_beams, NUM_TERMS]``, descending."""
-        arrivals = self.rng.standard_exponential((NUM_CHAINS, num_beams, NUM_TERMS)).cumsum(axis=2)
-        logs = -self.beta * np.log(arrivals)
-        normalised: NDArray[np.float64] = logs - np.logaddexp.reduce(logs, axis=2, keepdims=True)
+    def _laws(self, num_steps: int, num_beams: int) -> NDArray[np.float64]:
+        """Log-probabilities of the ``width`` best tokens, ``[num_steps, NUM_CHAINS, num_beams, width]``, descending."""
+        logs = np.log(self.rng.standard_exponential((num_steps, NUM_CHAINS, num_beams, NUM_TERMS)).cumsum(axis=3))
+        logs *= -self.beta
+        best = logs[..., : self.width]
+        shares = np.exp(logs - logs[..., :1]).sum(axis=3, keepdims=True)
+        normalised: NDArray[np.float64] = best - logs[..., :1] - np.log(shares)
         return normalised
 
-    def draw(self) -> None:
-        """The next ``CHUNK_STEPS`` steps."""
+    def draw(self) -> list[list[tuple[int, ...] | None]]:
+        """The next ``CHUNK_STEPS`` steps: the parents of each search, None where all survive."""
         k = self.width
-        for _ in range(CHUNK_STEPS):
-            candidates = (self.scores[:, :, None] + self._laws(k)[:, :, :k]).reshape(NUM_CHAINS, k * k)
+        steps: list[list[tuple[int, ...] | None]] = []
+        for laws in self._laws(CHUNK_STEPS, k):
+            candidates = (self.scores[:, :, None] + laws).reshape(NUM_CHAINS, k * k)
             best = np.argsort(-candidates, axis=1, kind="stable")[:, :k]
             scores = np.take_along_axis(candidates, best, axis=1)
             place = places(best // k)
@@ -97,6 +107,7 @@ class _Searches:
             np.put_along_axis(origins, place, best // k, axis=1)
             np.put_along_axis(self.scores, place, scores - scores[:, :1], axis=1)
             stays = (origins == np.arange(k)).all(axis=1)
-            self.parents.append(
+            steps.append(
                 [None if stay else tuple(row) for stay, row in zip(stays.tolist(), origins.tolist(), strict=True)]
             )
+        return steps

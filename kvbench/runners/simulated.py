@@ -283,18 +283,16 @@ class Simulated:
         if self._beams is None:
             raise KvbenchError("beam search in simulation needs to know which beams survive; give runner.beams")
         parents: dict[Sequence, Seq[int]] = {}
-        running, step = batch.running, batch.step
+        running, step, ask = batch.running, batch.step, self._beams.parents
         gone = []
         for seq in self._searches:
-            if seq not in running:
-                gone.append(seq)
-                continue
-            request = seq.request
-            num_generated = step - seq.origin - request.prompt_len
-            if num_generated:
-                survivors = self._beams.parents(request.id, request.num_seqs, num_generated)
-                if survivors is not None:
+            if seq in running:
+                request = seq.request
+                num_generated = step - seq.origin - request.prompt_len
+                if num_generated and (survivors := ask(request.id, request.num_seqs, num_generated)):
                     parents[seq] = survivors
+            else:
+                gone.append(seq)
         for seq in gone:
             if seq.finish_s >= 0:
                 del self._searches[seq]
