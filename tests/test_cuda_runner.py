@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ import pytest
 pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
 
 import torch
+import yaml
 
 from kvbench.allocators.base import Ability, Allocator
+from kvbench.app import main
 from kvbench.attention import reference, triton
 from kvbench.cache import KVCache
 from kvbench.clock import VirtualClock
@@ -233,6 +237,57 @@ def test_logits_that_overflow_are_refused() -> None:
     rows[:, 2] = -1
     made.step(rows)
     assert made.output.chosen[:3].tolist() == [-1, -1, -1]
+
+
+TINY = [
+    "runner=cuda",
+    "model=tiny_llama",
+    "workload=fixed",
+    "workload/arrivals=all_at_once",
+    "workload.num_requests=6",
+    "workload.lengths.prompt_len=9",
+    "workload.lengths.output_len=7",
+]
+ON_CPU = ["runner.device=cpu", "hardware=local", "runner.usable_by=null"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of machines without a GPU")
+@pytest.mark.parametrize("overrides", [[], ["hardware=h200", "kv_cache_seqs=2"]])
+def test_without_a_gpu_one_line_names_the_remedy(
+    overrides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*TINY, *overrides, f"results_dir={tmp_path}"]) > 0
+    assert "needs 1 GPU" in (said := capsys.readouterr().err)
+    assert "use runner=cpu" in said
+    assert len(said.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("overrides", [[], ["kv_cache_seqs=2", "model.dtype=float32", "system=fastertransformer"]])
+def test_the_command_line_runs_it(overrides: list[str], tmp_path: Path) -> None:
+    """Without a size of the pool, what the largest iteration takes is measured first."""
+    assert main([*TINY, *ON_CPU, *overrides, f"results_dir={tmp_path}"]) == 0
+    (path,) = tmp_path.glob("adhoc/points/*/manifest.json")
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    assert manifest["device"].startswith("cpu, 1 thread")
+    config = yaml.safe_load((path.parent / "config.yaml").read_text(encoding="utf-8"))
+    assert config["model"]["dtype"] == ("float32" if overrides else "bfloat16")
+    assert manifest["capacity"]["weights_bytes"] == 623_232 * (4 if overrides else 2)
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("runner.device=tpu", "runner.device=tpu"),
+        ("runner.max_graph_batch=-1", "max_graph_batch=-1"),
+        ("runner.tensor_parallel=0", "tensor_parallel=0"),
+        ("hardware.num_gpus=3", "tensor_parallel=3 does not divide model.num_kv_heads=2"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    override: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*TINY, *ON_CPU, "kv_cache_seqs=2", override, f"results_dir={tmp_path}"]) > 0
+    assert named in capsys.readouterr().err
 
 
 def test_buckets_waste_little() -> None:

@@ -21,11 +21,14 @@ from numpy.typing import NDArray
 from kvbench.allocators.base import Ability, Allocator
 from kvbench.attention import triton
 from kvbench.cache import KVCache
-from kvbench.capacity import Model
+from kvbench.capacity import Footprint, Model
 from kvbench.core import Batch, BlockCopy, KvbenchError, Sequence
 from kvbench.models.dtypes import torch_dtype
 from kvbench.models.loading import LoadedModel, load
+from kvbench.models.packed_linear import weights_bytes
 from kvbench.runners.device import COMPUTE, Device, call, check_gpus, device_of
+from kvbench.runners.footprint import peak_bytes
+from kvbench.runners.ranks import close, ranks
 from kvbench.runners.shard import (
     BASE,
     HEADER,
@@ -40,8 +43,17 @@ from kvbench.runners.shard import (
     Shard,
     buckets,
 )
-from kvbench.runners.torch import Layout, New, PackedModel, Prompts, Torch, random_prompts
-from kvbench.sampling import SamplingParams, draw, not_finite
+from kvbench.runners.torch import (
+    Layout,
+    New,
+    PackedModel,
+    Prompts,
+    Torch,
+    largest_prefill,
+    profiled_prefill,
+    random_prompts,
+)
+from kvbench.sampling import SamplingParams, SamplingRows, draw, not_finite, sample
 
 MAX_GRAPH_BATCH = 256
 
@@ -178,25 +190,98 @@ def open_runner(
     Raises:
         KvbenchError: no such device, heads that cannot be sliced so, or what loading the model raises.
     """
-    _check(model, device, max_graph_batch, tensor_parallel)
+    _check(device, max_graph_batch, tensor_parallel)
     is_contiguous = Ability.GROW not in allocator.abilities
     places = Places(0 if is_contiguous else allocator.block_size, model.max_model_len, allocator.host_slots)
     sizes = buckets(min(max_graph_batch, allocator.num_slots)) if max_graph_batch else []
-    loaded = _load(json.dumps(asdict(model)), device, seed)
-    shard = open_shard(loaded, device_of(device), allocator.num_slots, places, sizes)
+    steps: Steps
+    if tensor_parallel > 1:
+        group = ranks(model, device, tensor_parallel, seed, open_shard)
+        loaded, steps = group.loaded, group.open(allocator.num_slots, places, sizes)
+    else:
+        close()
+        loaded = _load(json.dumps(asdict(model)), device, seed)
+        steps = open_shard(loaded, device_of(device), allocator.num_slots, places, sizes)
     if stops:
         sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *loaded.stop_token_ids))
-    return Queued(shard, allocator, random_prompts(model.vocab_size, seed), sampling)
+    runner = Queued(steps, allocator, random_prompts(model.vocab_size, seed), sampling)
+    runner.weights_bytes = tensor_parallel * weights_bytes(loaded.model)
+    return runner
 
 
-def open_shard(loaded: LoadedModel, device: Device, num_slots: int, places: Places, sizes: Seq[int]) -> Shard:
+def open_shard(
+    loaded: LoadedModel, device: Device, num_slots: int, places: Places, sizes: list[int], leads: bool = True
+) -> Shard:
     """One device's part, warmed up."""
     shapes = loaded.shapes
     dtype = torch_dtype(shapes.dtype)
     cache = KVCache(shapes.num_layers, num_slots, shapes.num_kv_heads, shapes.head_dim, dtype, device.where)
-    shard = Shard(PackedModel(loaded.model, cache, triton.attend, triton.write), device, places, sizes)
+    model = PackedModel(loaded.model, cache, triton.attend, triton.write)
+    shard = Shard(model, device, places, sizes, leads=leads)
     shard.warm_up()
     return shard
+
+
+def measure(
+    model: Model,
+    num_tokens: int,
+    num_seqs: int,
+    seed: int,
+    device: str,
+    sampling: SamplingParams,
+    max_graph_batch: int = MAX_GRAPH_BATCH,
+    tensor_parallel: int = 1,
+    stops: bool = False,
+) -> Footprint:
+    """As ``kvbench.runners.torch.measure``, on the device; of several GPUs all together.
+
+    Raises:
+        KvbenchError: as ``open_runner``; several GPUs, whose pool has to be given.
+    """
+    del stops
+    _check(device, max_graph_batch, tensor_parallel)
+    if tensor_parallel > 1:
+        raise KvbenchError(
+            f"runner.tensor_parallel={tensor_parallel}: the KV pool of several GPUs is not measured; "
+            "give kv_cache_bytes= or kv_cache_seqs="
+        )
+    close()
+    loaded = _load(json.dumps(asdict(model)), device, seed)
+    profiled, rows = profiled_prefill(num_tokens, num_seqs)
+    key = json.dumps(asdict(model)), device, profiled, rows
+    if key not in _seen:
+        _seen[key] = Footprint(
+            weights_bytes(loaded.model), _profile(loaded, device, sampling, profiled, rows) / profiled
+        )
+    return _seen[key]
+
+
+_seen: dict[tuple[str, str, int, int], Footprint] = {}
+
+
+def _profile(loaded: LoadedModel, device: str, sampling: SamplingParams, num_tokens: int, num_seqs: int) -> int:
+    """Bytes that a prefill and the choice of its tokens take at their peak, beside the weights and the pool."""
+    queues = device_of(device)
+    lengths = largest_prefill(num_tokens, num_seqs, loaded.shapes.max_model_len)
+    shard = open_shard(loaded, queues, num_tokens, Places(0, loaded.shapes.max_model_len, 0), [])
+    shard.cache.data.zero_()
+    starts = np.cumsum([0, *lengths])
+    rows = np.zeros((len(lengths), shard.places.width), np.int32)
+    rows[:, LENGTH], rows[:, BASE] = lengths, starts[:-1]
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    tokens = np.concatenate([np.zeros_like(positions), positions, np.arange(num_tokens), starts]).astype(np.int32)
+    params = SamplingRows.of([sampling] * len(lengths))
+
+    def prefill() -> None:
+        shard.step(rows, tokens)
+        call(queues, lambda: sample(shard.output.logits, params, lengths))
+
+    if device == "cpu":
+        return peak_bytes(prefill)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    prefill()
+    return torch.cuda.max_memory_allocated() - before
 
 
 @lru_cache(maxsize=1)
@@ -205,10 +290,14 @@ def _load(shapes: str, device: str, seed: int) -> LoadedModel:
     return load(Model(**json.loads(shapes)), device=device, seed=seed)
 
 
-def _check(model: Model, device: str, max_graph_batch: int, tensor_parallel: int) -> None:
+def _check(device: str, max_graph_batch: int, tensor_parallel: int) -> None:
     """Refuse options that cannot be. Raises KvbenchError as ``open_runner``."""
     if device == "cuda":
         check_gpus(tensor_parallel)
         triton.check_installed()
+    elif device != "cpu":
+        raise KvbenchError(f"runner.device={device} is not supported by runner=cuda; give cuda, or cpu to try its code")
     if max_graph_batch < 0:
         raise KvbenchError(f"runner.max_graph_batch={max_graph_batch} is below 0; give 0 for no graphs")
+    if tensor_parallel < 1:
+        raise KvbenchError(f"runner.tensor_parallel={tensor_parallel} computes nothing; give 1 or more")

@@ -160,12 +160,8 @@ def call(device: Device, work: Callable[[], T]) -> T:
 
 
 def device_of(name: str, index: int = 0) -> Device:
-    """The device that ``runner.device`` names. Raises KvbenchError for one that does not exist."""
-    if name == "cuda":
-        return Cuda(index)
-    if name == "cpu":
-        return Cpu()
-    raise KvbenchError(f"runner.device={name} is not supported by runner=cuda; give cuda, or cpu to try its code")
+    """The device that ``runner.device`` names. Raises KvbenchError for a GPU that does not exist."""
+    return Cuda(index) if name == "cuda" else Cpu()
 
 
 def check_gpus(num: int = 1) -> None:
@@ -179,11 +175,14 @@ def check_gpus(num: int = 1) -> None:
         )
 
 
-def usable_bytes() -> int:
-    """Memory that this process could hold on the first GPU now, what torch holds already included."""
-    check_gpus()
-    free, _ = torch.cuda.mem_get_info(0)
-    return free + torch.cuda.memory_reserved(0)
+def usable_bytes(num_gpus: int = 1) -> int:
+    """Memory that this process could hold on so many GPUs now, what torch holds already included.
+
+    Raises:
+        KvbenchError: there are not so many.
+    """
+    check_gpus(num_gpus)
+    return sum(torch.cuda.mem_get_info(gpu)[0] + torch.cuda.memory_reserved(gpu) for gpu in range(num_gpus))
 
 
 def gpu_memory_bytes() -> int:

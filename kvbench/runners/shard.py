@@ -80,13 +80,17 @@ class Shard:
         device: where both are.
         places: of that cache.
         sizes: the buckets, ascending; larger batches are launched kernel by kernel, as all are without sizes.
+        leads: whether it computes logits and tokens: of several ranks the first does.
 
     Attributes:
         output: of the last step that was submitted, when the device has done it; only valid inside its queue.
     """
 
-    def __init__(self, model: PackedModel, device: Device, places: Places, sizes: Seq[int] = ()) -> None:
+    def __init__(
+        self, model: PackedModel, device: Device, places: Places, sizes: Seq[int] = (), *, leads: bool = True
+    ) -> None:
         self.model = model
+        self.leads = leads
         self.cache = model.cache
         self.device = device
         self.places = places
@@ -274,6 +278,8 @@ class Shard:
         )
 
     def _forward(self, ids: torch.Tensor, positions: torch.Tensor, batch: PackedBatch) -> Output:
+        if not self.leads:
+            return Output(*2 * [self.model.body(ids, positions, batch)])
         logits = self.model(ids, positions, batch)
         best, tokens = most_probable(logits)
         return Output(logits, torch.where(best.isfinite(), tokens, NOT_FINITE))

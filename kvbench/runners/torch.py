@@ -110,6 +110,17 @@ class PackedModel:
         ).logits
         return logits[0]
 
+    @torch.inference_mode()
+    def body(self, ids: torch.Tensor, positions: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+        """The same without the vocabulary: the last layer's output ``[T, hidden_size]``."""
+        hidden: torch.Tensor = self.model.base_model(
+            input_ids=ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            kvbench=Step(batch, self.cache, self.attend, self.write),
+        ).last_hidden_state
+        return hidden[0]
+
 
 @dataclass(slots=True, eq=False)
 class Stream:
@@ -236,12 +247,13 @@ class Torch:
         started = time.perf_counter()
         if batch.moves:
             self._swap(batch)
+        swap_s = time.perf_counter() - started if batch.moves else 0.0
         for prefix in batch.prefixes:
             self._compute(prefix)
         if batch.copies:
             self._copy(batch.copies)
         if not batch.running:
-            return StepResult(time.perf_counter() - started, ())
+            return StepResult(time.perf_counter() - started, (), None, swap_s)
         streams = self._streams
         for seq in (*batch.grown, *self._moved, *batch.returned):
             for stream in seq.streams if seq in batch.running else ():
@@ -254,11 +266,15 @@ class Torch:
                 del streams[stream]
         layout = self._arrange(batch)
         new = self._pack(layout, batch.num_decodes + batch.num_siblings, batch.step)
+        before_s = self.model_s
         logits, drawn = self._generate(layout, new)
+        # Each new token is taken to cost the same, so this is an estimate where prefills run beside decodes.
+        again = sum(seq.recompute_len for seq in batch.prefills)
+        recompute_s = (self.model_s - before_s) * again / len(new.ids)
         tokens = dict(zip(layout.drawn, drawn, strict=True))
         parents = self._search(batch, layout, logits, tokens) if batch.num_beams or self._moved else None
         finished = self._append(layout.seqs, tokens)
-        return StepResult(time.perf_counter() - started, finished, parents)
+        return StepResult(time.perf_counter() - started, finished, parents, swap_s, recompute_s)
 
     def _compute(self, prefix: Sequence) -> None:
         """Fill the slots of a prefix that others will share."""
@@ -550,13 +566,18 @@ def measure(
     del stops
     check_can_measure()
     loaded = _prepare(model, device, attention, seed, num_threads)
-    profiled = min(num_tokens, MAX_BATCHED_TOKENS)
-    rows = max(1, math.ceil(min(num_seqs, num_tokens) * profiled / num_tokens))
+    profiled, rows = profiled_prefill(num_tokens, num_seqs)
     sampling = replace(sampling, seed=0)  # as no seed makes a difference
     key = json.dumps(asdict(model)), device, attention, sampling, profiled, rows
     if key not in _seen:
         _seen[key] = Footprint(weights_bytes(loaded.model), _profile(loaded, *key[1:]) / profiled)
     return _seen[key]
+
+
+def profiled_prefill(num_tokens: int, num_seqs: int) -> tuple[int, int]:
+    """Tokens and prompts that stand for so many of them where activations are measured."""
+    profiled = min(num_tokens, MAX_BATCHED_TOKENS)
+    return profiled, max(1, math.ceil(min(num_seqs, num_tokens) * profiled / num_tokens))
 
 
 _seen: dict[tuple[str, str, str, SamplingParams, int, int], Footprint] = {}
@@ -566,9 +587,6 @@ def _profile(
     loaded: LoadedModel, device: str, attention: str, sampling: SamplingParams, num_tokens: int, num_seqs: int
 ) -> int:
     """Bytes that a prefill and the choice of its tokens take at their peak, beside the weights and the pool."""
-    longest = min(loaded.shapes.max_model_len, num_tokens - num_seqs + 1)
-    rest = num_tokens - longest
-    num_others = max(num_seqs - 1, -(-rest // longest))
     cache = _cache(loaded.shapes, num_tokens, device)
     cache.data.zero_()  # touched, so that the pool's own memory is not counted
     model = PackedModel(loaded.model, cache, _attend_of(attention))
@@ -583,9 +601,17 @@ def _profile(
 
     _keep_freed_memory()  # as in a run
     prefill([1])  # compiles
-    lengths = [longest, *(rest // num_others + (row < rest % num_others) for row in range(num_others))]
+    lengths = largest_prefill(num_tokens, num_seqs, loaded.shapes.max_model_len)
     # What else a process does only adds, so the lower of two is nearer.
     return min(peak_bytes(lambda: prefill(lengths)) for _ in range(2))
+
+
+def largest_prefill(num_tokens: int, num_seqs: int, max_model_len: int) -> list[int]:
+    """So many tokens in so many prompts, or as few more as can be, one of them as long as possible."""
+    longest = min(max_model_len, num_tokens - num_seqs + 1)
+    rest = num_tokens - longest
+    num_others = max(num_seqs - 1, -(-rest // longest))
+    return [longest, *(rest // num_others + (row < rest % num_others) for row in range(num_others))]
 
 
 def _cache(shapes: Model, num_slots: int, device: str) -> KVCache:
