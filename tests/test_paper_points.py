@@ -116,12 +116,14 @@ def test_the_experiment_of_sharing_runs_the_paper_s_widths() -> None:
     paper = published()["fig15"]
     for name in ("workload.request_rate", "workload.duration_s", "measure_from_s", "measure_to_s"):
         assert content["common"][name] == paper[name.removeprefix("workload.")]
+    recorded = yaml.safe_load((CONF / "runner" / "beams" / "recorded.yaml").read_text())
     assert {point["panel"] for point in content["points"]} == set(SERIES)
     for point in content["points"]:
         series = SERIES[point["panel"]]
         assert tuple(point[f"workload.{series.column}"]) == tuple(series.papers)
         assert point["workload"] == series.workload
-        assert point.get("runner.beams.beta") == series.beta
+        beta = ("beta", point["runner.beams.beta"]) if "runner.beams.beta" in point else None
+        assert series.beams == (("model", recorded["model"]) if point.get("runner/beams") == "recorded" else beta)
         assert point.get("repeats", 1) >= series.num_seeds
 
 
@@ -146,7 +148,7 @@ def test_experiments_over_block_sizes_run_the_paper_s_conditions() -> None:
     assert {(point["panel"], point["scheduler.restore"]) for point in swap["points"]} == {
         (kind, kind) for kind in published()["fig19b"]["latency_s"]
     }
-    assert prices["points"][0]["allocator.block_size"] == sizes
+    assert prices["common"]["allocator.block_size"] == sizes
     assert prices["common"]["workload.lengths.prompt_len"] == published()["fig19a"]["prompt_len"]
 
 
