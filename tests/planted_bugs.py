@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -418,6 +418,118 @@ class ExtendForgetsWhere(Paged):
         if length is not None:
             self._lens[seq] = length
         return granted
+
+
+class ExtendUnshares(Paged):
+    """Whoever begins with a prefix gets a copy of all of it."""
+
+    def extend(self, seq: Hashable, slots: int, copies: Copies) -> int:
+        granted, pool = super().extend(seq, slots, copies), self.pool
+        table, size = self.tables[seq], self.block_size
+        shared = [index for index, block in enumerate(table) if pool.num_holders(block) > 1]
+        if len(shared) <= len(pool.free):
+            for index in shared:
+                block, table[index] = table[index], pool.free.pop()
+                pool.leave(block)
+                copies.append(BlockCopy(block * size, table[index] * size, size))
+        return granted
+
+
+class ExtendWantsASpareBlock(Paged):
+    """Needs one more than it takes."""
+
+    def extend(self, seq: Hashable, slots: int, copies: Copies) -> int:
+        length = self._lens.get(seq, len(self.tables[seq]) * self.block_size)
+        need = -(-slots // self.block_size) - length // self.block_size
+        if need >= len(self.pool.free) > 0:
+            raise AllocationError(self.block_size)
+        return super().extend(seq, slots, copies)
+
+
+class PrefixMoves(Paged):
+    """Gives the last block to whoever writes into it, and the copy to the others."""
+
+    def extend(self, seq: Hashable, slots: int, copies: Copies) -> int:
+        done: Copies = []
+        granted = super().extend(seq, slots, done)
+        for copy in done:
+            old, new = copy.src // self.block_size, copy.dst // self.block_size
+            if self.pool.num_holders(old) == 1 and not self.swapped:
+                for table in self.tables.values():
+                    table[:] = [{old: new, new: old}.get(block, block) for block in table]
+        copies += done
+        return granted
+
+
+class PrefixCopiedTooLate(Paged):
+    """With the next call, when there may have been writes."""
+
+    def __init__(self, num_slots: int, block_size: int) -> None:
+        super().__init__(num_slots, block_size)
+        self.late: Copies = []
+
+    def extend(self, seq: Hashable, slots: int, copies: Copies) -> int:
+        done: Copies = []
+        granted = super().extend(seq, slots, done)
+        copies += self.late
+        self.late = done
+        return granted
+
+
+class PrefixGoesWithItsLastReader(Paged):
+    """Takes a block from the prefix too, once nobody else reads it."""
+
+    def free(self, seq: Hashable) -> None:
+        table = self.tables.get(seq, [])
+        read = [block for block in table if self.pool.num_holders(block) == 2]
+        super().free(seq)
+        self.pool.free += read[:1]
+
+
+# beams that move
+
+
+class ReforkUnshares(Paged):
+    """Copies what is full, too, to blocks that are free."""
+
+    def refork(self, seqs: Sequence[Hashable], origins: Sequence[int], length: int, copies: Copies) -> None:
+        super().refork(seqs, origins, length, copies)
+        size, whole = self.block_size, length // self.block_size
+        moved = [self.tables[seqs[i]] for i, origin in enumerate(origins) if origin != i]
+        if whole * len(moved) <= len(self.pool.free):
+            for table in moved:
+                old, table[:whole] = table[:whole], self.pool.take(whole)
+                copies += [BlockCopy(block * size, new * size, size) for block, new in zip(old, table, strict=False)]
+                self.pool.give_back(old)
+
+
+class ReforkCopyNotReported(Paged):
+    def refork(self, seqs: Sequence[Hashable], origins: Sequence[int], length: int, copies: Copies) -> None:
+        super().refork(seqs, origins, length, [])
+
+
+class ReforkSharesTheLast(Paged):
+    """Also the block that will be written."""
+
+    def refork(self, seqs: Sequence[Hashable], origins: Sequence[int], length: int, copies: Copies) -> None:
+        super().refork(seqs, origins, -(-length // self.block_size) * self.block_size, copies)
+
+
+class ReforkForgetsHolders(Paged):
+    def refork(self, seqs: Sequence[Hashable], origins: Sequence[int], length: int, copies: Copies) -> None:
+        shared = self.pool.shared.copy()
+        super().refork(seqs, origins, length, copies)
+        self.pool.shared = shared
+
+
+class ReforkOneAfterTheOther(Paged):
+    """Follows the beam before it instead."""
+
+    def refork(self, seqs: Sequence[Hashable], origins: Sequence[int], length: int, copies: Copies) -> None:
+        stays = [i for i, origin in enumerate(origins) if origin == i]
+        super().refork(
+            seqs, [i if i in stays else stays[0] for i in range(len(seqs))] if stays else origins, length, copies
+        )
 
 
 # swap
@@ -864,6 +976,16 @@ BUGS = [
     Bug(ExtendNever, (Law.EXTEND,)),
     Bug(ExtendKeepsPart, (Law.ATOMIC, Law.DETERMINISM, Law.EXCLUSIVE)),
     Bug(ExtendForgetsWhere, (Law.ROOM, Law.EXCLUSIVE)),
+    Bug(ExtendUnshares, (Law.PREFIX,)),
+    Bug(ExtendWantsASpareBlock, (Law.PREFIX,)),
+    Bug(PrefixMoves, (Law.PREFIX,)),
+    Bug(PrefixCopiedTooLate, (Law.MEMORY,)),
+    Bug(PrefixGoesWithItsLastReader, (Law.BOOKS, Law.EXCLUSIVE)),
+    Bug(ReforkUnshares, (Law.REFORK,)),
+    Bug(ReforkCopyNotReported, (Law.MEMORY,)),
+    Bug(ReforkSharesTheLast, (Law.REFORK, Law.EXCLUSIVE)),
+    Bug(ReforkForgetsHolders, (Law.BOOKS, Law.EXCLUSIVE)),
+    Bug(ReforkOneAfterTheOther, (Law.REFORK, Law.MEMORY)),
     Bug(SwapOutLeavesBlocks, (Law.BOOKS,)),
     Bug(SwapOutTakesAll, (Law.SWAP, Law.BOOKS)),
     Bug(SwapOutMissesTheLast, (Law.SWAP,)),

@@ -135,7 +135,7 @@ def test_command_on_a_plug_in(package: Path) -> None:
     assert lines[:2] == ["mine:Plain(num_slots=130, block_size=4)", "declares ANY_SIZE, GROW"]
     assert sum(line.startswith("  passed ") for line in lines) == 16
     not_asked = [line.split()[2] for line in lines if line.startswith("  not asked")]
-    assert not_asked == ["fork", "extend", "swap", "can_swap_in"]
+    assert not_asked == ["fork", "extend", "prefix", "refork", "swap", "can_swap_in"]
     assert lines[-1] == "16 of 16 laws hold"
     assert {path.name for path in package.iterdir()} <= {"mine.py", "wrong.py", "__pycache__"}
 

@@ -11,7 +11,7 @@ from kvbench.core import Request
 from kvbench.reservation import Max, OnDemand, Oracle, Pow2, Reservation
 from kvbench.testing.laws import Law
 from kvbench.testing.mistakes import mistakes
-from kvbench.testing.shadow import Shadow, Tracked
+from kvbench.testing.shadow import Shadow, Tracked, survivors
 
 Build = Callable[[], Allocator]
 
@@ -124,6 +124,66 @@ def forks(build: Build) -> None:
             shadow.drain(list(shadow.live))
 
 
+def prefixes(build: Build) -> None:
+    """A shared prefix that stays, with an end at a block's or within; who begins with it comes, writes and goes."""
+    size = Shadow(build).subject.block_size
+    for length in sorted({max(1, size - 1), size, size + 1, 2 * size, 2 * size + size // 2}):
+        shadow = Shadow(build)
+        if Ability.FORK not in shadow.subject.abilities:
+            return
+        if prefix := shadow.allocate(length, length):
+            for order in (1, -1):
+                _serve_behind(shadow, prefix, order)
+            shadow.drain(list(shadow.live))
+
+
+def _serve_behind(shadow: Shadow, prefix: Tracked, order: int) -> None:
+    """Requests until one does not fit, all their slots written; then samples, swaps, and the end of everybody."""
+    size, length = shadow.subject.block_size, len(prefix.tokens)
+    requests: list[Tracked] = []
+    while seq := shadow.begin_with(prefix, length + 1 + len(requests) * size // 2):
+        requests.append(seq)
+        shadow.write(seq, seq.room)
+    for seq in requests[-1:]:
+        shadow.free(seq)
+    if Ability.GROW in shadow.subject.abilities and requests[:-1]:
+        shadow.append([requests[0], shadow.fork(requests[0])])
+        shadow.step()
+    present = [seq for seq in requests if seq in shadow.live]
+    group = shadow.swap_out(present[:2]) if Ability.SWAP in shadow.subject.abilities and present else None
+    for seq in [seq for seq in shadow.live if seq is not prefix][::order]:
+        shadow.free(seq)
+    if group and shadow.swap_in(group):
+        for seq in present[:2]:
+            shadow.free(seq)
+
+
+def searches(build: Build) -> None:
+    """Beam searches, step by step until they find no room, swapped out and in between."""
+    for width in (2, 3, 6):
+        shadow, random = Shadow(build), Random(width)
+        if Ability.FORK | Ability.GROW not in shadow.subject.abilities:
+            return
+        length = shadow.subject.block_size // 2 + 1
+        first = shadow.allocate(length, length)
+        if first is None:
+            return
+        beams = [first, *(shadow.fork(first) for _ in range(width - 1))]
+        for step in range(60):
+            if not first.room and not shadow.append(beams):
+                break
+            for beam in beams:
+                shadow.write(beam, 1)
+            shadow.refork(beams, survivors([random.randrange(width) for _ in beams], width))
+            if (
+                Ability.SWAP in shadow.subject.abilities
+                and step % 7 == 6
+                and not ((group := shadow.swap_out(beams)) and shadow.swap_in(group))
+            ):
+                break
+        shadow.drain(list(shadow.live))
+
+
 def swaps(build: Build) -> None:
     """A family leaves between a fork and the write after it, together and one by one, and so does everybody else."""
     if Ability.SWAP not in Shadow(build).subject.abilities:
@@ -234,4 +294,15 @@ def _fill(shadow: Shadow, most: int = 1 << 20) -> None:
         pass
 
 
-CHECKS: tuple[Callable[[Build], None], ...] = (every_size, several, same_holes, refusals, growth, forks, swaps, drives)
+CHECKS: tuple[Callable[[Build], None], ...] = (
+    every_size,
+    several,
+    same_holes,
+    refusals,
+    growth,
+    forks,
+    prefixes,
+    searches,
+    swaps,
+    drives,
+)

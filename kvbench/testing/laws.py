@@ -29,6 +29,8 @@ class Law(Enum):
     COPIES = "block copies stay within the pool and can be done in any order"
     FORK = "fork shares the parent's slots and takes none"
     EXTEND = "extend gives a sequence the slots it asks for in all, and it writes on where it was"
+    PREFIX = "who begins with a shared prefix reads its whole granules in place and is granted no more than the rest"
+    REFORK = "refork gives each sequence the tokens of its origin: what is full is shared, no free slot is taken"
     SWAP = "swap_out moves what nobody else holds, each slot once, swap_in brings it back, shared as it was"
     CAN_SWAP_IN = "can_swap_in: True exactly where swap_in succeeds and `keep` stays free"
 
@@ -39,7 +41,7 @@ class Law(Enum):
             return Ability.GROW
         if self in (Law.SWAP, Law.CAN_SWAP_IN):
             return Ability.SWAP
-        return Ability.FORK if self in (Law.FORK, Law.EXTEND) else Ability.NONE
+        return Ability.FORK if self in (Law.FORK, Law.EXTEND, Law.PREFIX, Law.REFORK) else Ability.NONE
 
 
 class Broken(AssertionError):

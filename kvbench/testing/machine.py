@@ -13,12 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from kvbench.allocators.base import Ability, Allocator
 from kvbench.testing.laws import Broken, Law
 from kvbench.testing.mistakes import mistakes
-from kvbench.testing.shadow import Group, Shadow, Tracked
+from kvbench.testing.shadow import Group, Shadow, Tracked, survivors
 
 PICK = st.integers(0, 63)
 # A size within two granules (2), half the pool (1), or the pool and a granule more (0); and which.
 SIZE = st.tuples(st.sampled_from([2, 2, 2, 1, 0]), st.integers(0, 4095))
-VERB = st.sampled_from(["free", "allocate", "append", "fork", "extend", "swap_out", "swap_in"])
+VERB = st.sampled_from(["free", "allocate", "append", "fork", "refork", "extend", "swap_out", "swap_in"])
 ORDER = st.sampled_from(["oldest first", "newest first", "every other"])
 
 
@@ -90,6 +90,18 @@ class AllocatorMachine(RuleBasedStateMachine):
         """More room for a sequence that was forked."""
         self._do(_extend, self._pick(seq), self._scaled(more))
 
+    @precondition(lambda self: self.has(Ability.FORK))
+    @rule(prefix=PICK, more=SIZE, count=st.integers(1, 3))
+    def begin_with(self, prefix: int, more: tuple[int, int], count: int) -> None:
+        """New sequences that begin with the tokens of another."""
+        self._do(_begin_with, self._pick(prefix), self._scaled(more), count)
+
+    @precondition(lambda self: self.has(Ability.FORK | Ability.GROW))
+    @rule(seq=PICK, count=st.integers(1, 3), origins=st.lists(PICK, min_size=4, max_size=4))
+    def search(self, seq: int, count: int, origins: list[int]) -> None:
+        """A step of a beam search: beams that do not survive go on from others; at first there may be one."""
+        self._do(_search, self._pick(seq), count, origins)
+
     @precondition(lambda self: self.has(Ability.SWAP))
     @rule(seqs=st.lists(PICK, min_size=1, max_size=3))
     def swap_out(self, seqs: list[int]) -> None:
@@ -146,11 +158,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         if self._shadow:
             self._do(Shadow.probe_largest, keep * self._shadow.subject.block_size)
 
-    @rule(
-        verb=st.sampled_from(["free", "allocate", "append", "fork", "extend", "swap_out", "swap_in"]),
-        index=PICK,
-        full=st.booleans(),
-    )
+    @rule(verb=VERB, index=PICK, full=st.booleans())
     def mistake(self, verb: str, index: int, full: bool) -> None:
         """A call that must be refused."""
         for seq in self._shadow.live if self._shadow and full else ():
@@ -214,6 +222,25 @@ def _extend(shadow: Shadow, seq: Tracked, more: int) -> None:
         seq = shadow.fork(seq)
     if shadow.extend(seq, len(seq.tokens) + more):
         shadow.write(seq, 1)
+
+
+def _begin_with(shadow: Shadow, prefix: Tracked, more: int, count: int) -> None:
+    for _ in range(count):
+        if seq := shadow.begin_with(prefix, len(prefix.tokens) + more):
+            shadow.write(seq, 1)
+
+
+def _search(shadow: Shadow, seq: Tracked, count: int, origins: list[int]) -> None:
+    beams = shadow.can_refork(seq)
+    if len(beams) < 2:
+        beams = [seq, *(shadow.fork(seq) for _ in range(count))]
+        if not shadow.append(beams):
+            return
+        for beam in beams:
+            shadow.write(beam, 1)
+    shadow.refork(beams, survivors(origins, len(beams)))
+    for beam in beams:
+        shadow.write(beam, 1)
 
 
 def _swap_family(shadow: Shadow, seq: Tracked) -> None:

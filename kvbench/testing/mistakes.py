@@ -39,6 +39,8 @@ def mistakes(shadow: Shadow) -> list[Mistake]:
         found.append(Mistake(text, Law.ABILITIES, (Exception,), lambda: subject.fork(some, other, 1)))
         text = f"extend({some!r}, 1), which is not declared,"
         found.append(Mistake(text, Law.ABILITIES, (Exception,), lambda: subject.extend(some, 1, [])))
+        text = f"refork([{some!r}], [0], 1), which is not declared,"
+        found.append(Mistake(text, Law.ABILITIES, (Exception,), lambda: subject.refork([some], [0], 1, [])))
     if Ability.SWAP in shadow.subject.abilities:
         found.extend(_wrong_swaps(shadow, nobody))
     else:
@@ -73,6 +75,10 @@ def _wrong_swaps(shadow: Shadow, nobody: Key) -> Iterator[Mistake]:
 def _wrong_forks(shadow: Shadow, nobody: Key, other: Key) -> Iterator[Mistake]:
     extend = partial(shadow.subject.allocator.extend, nobody, 1, [])
     yield Mistake(f"extend({nobody!r}, 1)", Law.ERRORS, (KeyError,), extend)
+    some = shadow.live[0].key if shadow.live else other
+    for keys in ([some, nobody], [nobody, some]):
+        refork = partial(shadow.subject.allocator.refork, keys, [0, 0], 1, [])
+        yield Mistake(f"refork({keys}, [0, 0], 1), {nobody!r} holding nothing,", Law.ERRORS, (KeyError,), refork)
     wrong: list[tuple[Key, Key, int, type[Exception]]] = [(nobody, other, 1, KeyError)]
     for seq in shadow.live[:1] + shadow.live[-1:]:
         wrong.append((seq.key, other, 0, ValueError))

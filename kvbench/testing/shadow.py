@@ -235,6 +235,71 @@ class Shadow:
         self.check()
         return True
 
+    def begin_with(self, prefix: Tracked, slots: int) -> Tracked | None:
+        """A new sequence that begins with ``prefix`` and is granted ``slots`` in all, more than the prefix has tokens.
+
+        None where it does not fit now. Needs FORK.
+        """
+        size, length = self.subject.block_size, len(prefix.tokens)
+        whole = length // size * size
+        fits = self.subject.can_allocate(slots - whole) is Fit.OK
+        there, used = self.subject.slots(prefix.key), self.subject.books().used
+        child = self.fork(prefix)
+        extended = self.extend(child, slots)
+        text = f"{child.key!r}, which begins with the {length} tokens of {prefix.key!r} and asked for {slots} slots,"
+        if not extended:
+            if fits:
+                self.subject.broken(Law.PREFIX, f"{text} was refused, though {slots - whole} slots could be granted")
+            self.free(child)
+            return None
+        if (mine := self.subject.slots(child.key)[:whole]) != there[:whole]:
+            self.subject.broken(Law.PREFIX, f"{text} reads from {mine} instead of {there[:whole]}")
+        most = -(-(slots - whole) // size) * size
+        if (grown := self.subject.books().used - used) > most:
+            self.subject.broken(Law.PREFIX, f"{text} took {grown} slots instead of {most} at most")
+        if (now := self.subject.slots(prefix.key)) != there:
+            self.subject.broken(Law.PREFIX, f"{text} turned slots({prefix.key!r}) from {there} into {now}")
+        return child
+
+    def refork(self, seqs: Sequence[Tracked], origins: Sequence[int]) -> None:
+        """Let sequence ``i`` go on from what was ``origins[i]``; see ``can_refork``. Needs FORK."""
+        length, size = len(seqs[0].tokens), self.subject.block_size
+        keys = [seq.key for seq in seqs]
+        text = f"refork({keys}, {list(origins)}, {length})"
+        before, used = [self.subject.slots(key) for key in keys], self.subject.books().used
+        copies = [EARLIER]
+        try:
+            self.subject.allocator.refork(keys, origins, length, copies)
+        except Exception as error:
+            self.subject.unexpected(text, error)
+        done = self._note_copies(text, None, copies)
+        self._copy(done)
+        tokens = [seq.tokens for seq in seqs]
+        for i, (seq, origin) in enumerate(zip(seqs, origins, strict=True)):
+            seq.tokens = tokens[origin].copy()
+            whole, now = length // size * size, self.subject.slots(seq.key)
+            if now[:whole] != before[origin][:whole] or now[whole:] != before[i][whole:]:
+                expected = before[origin][:whole] + before[i][whole:]
+                self.subject.broken(Law.REFORK, f"after {text} slots({seq.key!r}) are {now} instead of {expected}")
+        if (grown := self.subject.books().used - used) > 0:
+            self.subject.broken(Law.REFORK, f"{text} took {grown} slots")
+        more = [EARLIER]
+        self._same(text, None, lambda: self.twin.allocator.refork([seq.twin for seq in seqs], origins, length, more))
+        self._same_copies(text, done, more[1:])
+        self.check()
+
+    def can_refork(self, seq: Tracked) -> list[Tracked]:
+        """The sequences that may be reforked with this one: as long, each with its own last granule or a full one."""
+        length, size = len(seq.tokens), self.subject.block_size
+        family = [other for other in self.live if other.family == seq.family and len(other.tokens) == length]
+        if not length % size:
+            return family
+        lasts = [self.subject.slots(other.key)[length - 1] for other in self.live if len(other.tokens) >= length]
+        lasts += [
+            group.where[other][length - 1] for group in self.out for other in group.seqs if len(other.tokens) >= length
+        ]
+        return [other for other in family if lasts.count(self.subject.slots(other.key)[length - 1]) == 1]
+
     def swap_out(self, seqs: Sequence[Tracked]) -> Group | None:
         """Move sequences to the host pool together; None where that is too full. Needs SWAP."""
         keys = [seq.key for seq in seqs]
@@ -627,3 +692,9 @@ class Shadow:
         self._num_keys += 1
         letters = chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "")
         return Key(letters, number), Key(f"{letters}'", -2 - number)
+
+
+def survivors(draws: Sequence[int], width: int) -> list[int]:
+    """Where each of so many beams goes on from, by arbitrary numbers: one that somebody goes on from stays in place."""
+    origins = [draws[i % len(draws)] % width for i in range(width)]
+    return [i if i in origins else origin for i, origin in enumerate(origins)]

@@ -200,7 +200,7 @@ class Subject:
         if Ability.GROW in abilities:
             verbs += ["can_append", "append"]
         if Ability.FORK in abilities:
-            verbs += ["fork", "extend"]
+            verbs += ["fork", "refork", "extend"]
         if Ability.SWAP in abilities:
             verbs += ["swap_out", "can_swap_in", "swap_in"]
         if absent := [verb for verb in verbs if not callable(getattr(self.allocator, verb, None))]:
