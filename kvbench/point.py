@@ -249,7 +249,8 @@ def _real_runner(config: Mapping[str, Any], allocator: Allocator) -> Callable[[]
     given = {"model": model_of(config), "allocator": allocator, "seed": config["seed"]}
     arguments = {key: value for key, value in node.items() if key != "_target_"}
     check_arguments(locate(node["_target_"], "runner"), arguments, "runner", given)
-    instantiate(node["sampling"], "runner.sampling")
+    if "sampling" in node:
+        instantiate(node["sampling"], "runner.sampling")
     return lambda: cast(Runner, instantiate(node, "runner", **given))
 
 
