@@ -19,14 +19,14 @@ import yaml
 
 from kvbench import __version__
 from kvbench.capacity import ESTIMATED, MEASURED, Capacity
-from kvbench.composition import Common, composer, groups, parse
+from kvbench.composition import Common, composer, groups, is_launcher, parse
 from kvbench.core import KvbenchError
 from kvbench.figures.terminal import aligned
 from kvbench.metrics import METRICS
 from kvbench.paper.claims import Claim
 from kvbench.results import Results, write_csv
 from kvbench.runners.simulated import Simulated
-from kvbench.sweep import Interrupted, Plan, Report, execute, plan
+from kvbench.sweep import Interrupted, Plan, Report, estimate, execute, finished, plan, unfinished
 
 USAGE = """\
 kvbench {version}: what a KV-cache memory strategy does to throughput, latency and memory of LLM serving
@@ -42,6 +42,7 @@ Keys (dotted ones are listed by --cfg):
 
   -m, --multirun   multiply comma lists, choice() and range()
   --cfg            print the resolved configuration of the first point, and run nothing
+  --dry-run        list what would run, with an estimate of the time, and run nothing
   --version        print the version
   -h, --help       print this
 
@@ -64,8 +65,16 @@ _TABLE = {
     "free_pct": "free %",
     "num_preemptions": "preempted",
     "num_rejected": "rejected",
+    "stable": "stable",
 }
 """Metrics in the table of several points, with short headings."""
+_REPEATED = {
+    "steady_normalized_latency_mean_s": "latency s/token",
+    "steady_ttft_p50_s": "TTFT p50 s",
+    "steady_ttft_p99_s": "TTFT p99 s",
+    "steady_throughput_req_per_s": "requests/s",
+}
+"""The same where points have repeats."""
 _LABELS = (
     "panel", "system", "model", "hardware", "workload", "request_rate", "duration_s", "kv_cache_bytes", "seed",
 )  # fmt: skip
@@ -78,8 +87,10 @@ _MAX_ROWS = 60
 @dataclass(slots=True)
 class _Arguments:
     overrides: list[str] = field(default_factory=list)
+    launcher: list[str] = field(default_factory=list)
     sweep: bool = False
     shows_config: bool = False
+    is_dry: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,7 +129,7 @@ def _main(argv: list[str]) -> int:
         return 0
     arguments = _read(argv)
     with composer() as compose:
-        planned = plan(compose, parse(arguments.overrides, sweep=arguments.sweep))
+        planned = plan(compose, parse(arguments.overrides, sweep=arguments.sweep), arguments.launcher)
     if arguments.shows_config:
         _print_config(planned)
         return 0
@@ -126,6 +137,9 @@ def _main(argv: list[str]) -> int:
         print(f"Memory: {capacity.line()}")
     if seconds := planned.arrivals_s:
         print(f"Time: real, one point after the other; requests arrive for {seconds / 60:.1f} minutes in all.")
+    if arguments.is_dry:
+        _print_plan(planned)
+        return 0
     report = execute(planned)
     if report.num_reused:
         print(f"Finished before: {report.num_reused} of {len({row.point.key for row in planned.rows})} points.")
@@ -143,12 +157,16 @@ def _read(argv: list[str]) -> _Arguments:
     for word in rest:
         if word in ("-m", "--multirun"):
             arguments.sweep = True
+        elif word == "--dry-run":
+            arguments.is_dry = True
         elif word in ("--cfg", "-c", "--cfg=job"):
             arguments.shows_config = True
         elif word in ("job", "all") and arguments.shows_config:
             continue
         elif word.startswith("-"):
             raise KvbenchError(f"unknown option {word}; python -m kvbench --help lists the options")
+        elif is_launcher(word):
+            arguments.launcher.append(word)
         else:
             arguments.overrides.append(word)
     return arguments
@@ -168,6 +186,31 @@ def _print_config(planned: Plan) -> None:
     print(yaml.safe_dump(first.point.config, sort_keys=False), end="")
 
 
+def _print_plan(planned: Plan) -> None:
+    """What is left of a plan, in the order in which it would run, and how long it may take."""
+    rows = finished(planned)
+    expected = estimate(planned, rows)
+    left, seconds = unfinished(planned, rows, expected)
+    print(f"Points: {len(planned.points)}, of which {len(rows)} are finished and {len(left)} would run.")
+    if not left:
+        return
+    cells = [(point.folder, f"{each:.2g}") for point, each in zip(left[:_MAX_ROWS], seconds, strict=False)]
+    print(aligned([("point", "seconds"), *cells]))
+    if len(left) > _MAX_ROWS:
+        print(f"... and {len(left) - _MAX_ROWS} more")
+    workers = planned.executor.num_workers
+    shared = f", {_duration(max(sum(seconds) / workers, *seconds))} with {workers} workers" if workers else ""
+    print(f"Time: about {_duration(sum(seconds))} of one core{shared} (estimated {expected.source}).")
+
+
+def _duration(seconds: float) -> str:
+    """In the unit a person would use."""
+    for unit, name in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds:.0f} s"
+
+
 def _present(planned: Plan, report: Report) -> None:
     """Draw where the experiment has a figure, and print a table either way."""
     results = Results(planned.folder)
@@ -177,8 +220,20 @@ def _present(planned: Plan, report: Report) -> None:
         table = figure.table(results)
     print()
     print(_provenance_line(report.rows))
-    print(table or (_point_table(report.rows[0]) if len(report.rows) == 1 else _table(report.rows)))
+    print(table or _plain_table(report.rows, results))
     print(f"Results: {planned.folder}")
+
+
+def _plain_table(rows: list[dict[str, Any]], results: Results) -> str:
+    """Of what has no table of its own."""
+    if len(rows) == 1:
+        return _point_table(rows[0])
+    if not any(row["repeat"] for row in rows):
+        return _table(rows)
+    from kvbench.figures import replications  # brings pandas
+
+    labels = [name for name in _labels(rows) if name != "seed"]
+    return replications.table(results.summary, labels, _REPEATED)
 
 
 def _measured_memory(planned: Plan, report: Report) -> list[str]:
@@ -243,16 +298,26 @@ def _point_table(row: dict[str, Any]) -> str:
 
 def _table(rows: list[dict[str, Any]]) -> str:
     """Several points: what tells them apart, and the metrics most people look for."""
-    labels = [name for name in _LABELS if name == "system" or len({row.get(name) for row in rows}) > 1]
-    metrics = [name for name in _TABLE if name != "num_rejected" or any(row[name] for row in rows)]
+    labels = _labels(rows)
+    unusual = {
+        "num_rejected": any(row["num_rejected"] for row in rows),
+        "stable": any(row["stable"] is False for row in rows),
+    }
+    metrics = [name for name in _TABLE if unusual.get(name, True)]
     cells = [[_number(row.get(name)) for name in (*labels, *metrics)] for row in rows[:_MAX_ROWS]]
     more = f"\n... and {len(rows) - _MAX_ROWS} more in summary.csv" if len(rows) > _MAX_ROWS else ""
     return aligned([[*labels, *(_TABLE[name] for name in metrics)], *cells], left=len(labels)) + more
 
 
+def _labels(rows: list[dict[str, Any]]) -> list[str]:
+    return [name for name in _LABELS if name == "system" or len({row.get(name) for row in rows}) > 1]
+
+
 def _number(value: object) -> str:
     if value is None or value != value:  # noqa: PLR0124 - NaN
         return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

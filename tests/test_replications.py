@@ -128,3 +128,26 @@ def test_ratios_pair_what_both_have() -> None:
     assert known(replications.ratio(first, second, "x")).value == pytest.approx(2.0)
     assert replications.ratio(first, second[second["repeat"] == 3], "x") is None
     assert known(replications.interval(first, "x")).num == 3
+
+
+def test_a_table_has_means_where_they_exist_and_paired_ratios() -> None:
+    rows = [
+        {
+            "system": system,
+            "request_rate": rate,
+            "repeat": repeat,
+            "x": scale * (1 + repeat / 10) * rate,
+            "stable": rate < 3,
+        }
+        | {"growth_score": 0.1 if rate < 3 else 5.0, "num_censored": 2, "num_rejected": 0}
+        for system, scale in (("vllm", 1.0), ("orca_max", 2.0))
+        for rate in (1.0, 2.0, 3.0)
+        for repeat in range(3)
+    ]
+    table = replications.table(pd.DataFrame(rows), ["system", "request_rate"], {"x": "latency s"})
+    lines = table.splitlines()
+    assert "latency over vllm's" in lines[0]
+    assert str(t_interval([1.0, 1.1, 1.2])) in lines[1]
+    assert "2 [2, 2]" in lines[4]
+    assert all("yes" in line for line in (*lines[1:3], *lines[4:6]))
+    assert all(" no " in line and "[" not in line for line in (lines[3], lines[6]))

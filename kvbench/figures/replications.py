@@ -5,9 +5,12 @@ Repeat ``k`` of two systems served the same requests, so what is compared is pai
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pandas as pd
 
 from kvbench import statistics
+from kvbench.figures.terminal import aligned
 from kvbench.statistics import Interval
 
 
@@ -48,3 +51,54 @@ def is_stable(rows: pd.DataFrame) -> bool:
     scores = list(by_repeat(rows, "growth_score").values())
     flagged = sum(str(verdict) == "False" for verdict in rows["stable"])
     return bool(scores) and not statistics.has_grown(scores) and flagged <= len(rows) / 2
+
+
+def table(summary: pd.DataFrame, labels: Sequence[str], metrics: Mapping[str, str]) -> str:
+    """One line for each point: means with intervals; none where a queue grows, since no mean is the system's there.
+
+    Args:
+        summary: rows of all repeats.
+        labels: columns that tell points apart.
+        metrics: column -> heading. Of the first each point's ratio to the first system's is shown, too, over whole
+            runs: those have the same requests, while warm-ups end where each system's does.
+    """
+    points = list(summary.groupby(list(labels), sort=False, dropna=False))
+    first = str(summary["system"].iloc[0])
+    place = labels.index("system")
+    references = {_others(values, place): rows for values, rows in points if values[place] == first}
+    column, heading = next(iter(metrics.items()))
+    column = column.removeprefix("steady_")
+    lines = [
+        (
+            *labels,
+            "repeats",
+            *metrics.values(),
+            f"{heading.split()[0]} over {first}'s",
+            "stable",
+            "censored",
+            "rejected",
+        )
+    ]
+    for values, rows in points:
+        stable = is_stable(rows)
+        means = [interval(rows, name) if stable else None for name in metrics]
+        reference = references.get(_others(values, place))
+        if not stable or reference is None or values[place] == first or not is_stable(reference):
+            means.append(None)
+        else:
+            means.append(ratio(rows, reference, column))
+        counts = [f"{rows[name].mean():.4g}" for name in ("num_censored", "num_rejected")]
+        cells = (f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+        lines.append(
+            (*cells, str(len(rows)), *(str(each or "-") for each in means), "yes" if stable else "no", *counts)
+        )
+    return (
+        f"{aligned(lines, left=len(labels))}\n"
+        "Means and 95 % intervals between warm-up and last arrival; ratios of whole runs, paired by repeat; stable: no "
+        "growing queue (docs/statistics.md)."
+    )
+
+
+def _others(values: Sequence[object], place: int) -> str:
+    """The labels of a point but its system's."""
+    return repr([*values[:place], *values[place + 1 :]])
