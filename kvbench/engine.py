@@ -7,13 +7,23 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
+from typing import Protocol
 
 from kvbench.clock import Clock
-from kvbench.core import Batch, Request, Sequence
+from kvbench.core import Batch, Request, Sequence, StepResult
 from kvbench.ledger import Ledger
 from kvbench.records import Record, request_columns
 from kvbench.runners.base import Runner
 from kvbench.schedulers.base import Scheduler
+
+
+class Watcher(Protocol):
+    """Looks on and changes nothing."""
+
+    def watch(self, batch: Batch, result: StepResult) -> None:
+        """An iteration is done and recorded; who finished in it still holds its memory."""
+        ...
 
 
 class Engine:
@@ -22,15 +32,19 @@ class Engine:
     Attributes:
         sequences: every sequence that arrived, in order of arrival.
         rejected: those that can never be served, with the reason.
+        watchers: who looks on.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, clock: Clock, ledger: Ledger) -> None:
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, clock: Clock, ledger: Ledger, watchers: Seq[Watcher] = ()
+    ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.clock = clock
         self.ledger = ledger
         self.sequences: list[Sequence] = []
         self.rejected: dict[Sequence, str] = {}
+        self.watchers = watchers
 
     def run(self, requests: Iterable[Request]) -> Iterator[Batch]:
         """Serve requests, sorted by arrival, until all are finished or rejected.
@@ -42,7 +56,7 @@ class Engine:
             RuntimeError: the scheduler waits although nothing runs and nothing is due: it would wait for ever.
         """
         scheduler, runner, clock, ledger = self.scheduler, self.runner, self.clock, self.ledger
-        waiting, running, sequences = scheduler.waiting, scheduler.running, self.sequences
+        waiting, running, sequences, watchers = scheduler.waiting, scheduler.running, self.sequences, self.watchers
         arrivals = iter(requests)
         upcoming = next(arrivals, None)
         now = clock.now()
@@ -77,11 +91,12 @@ class Engine:
             if batch.prefills or batch.moves:
                 recomputed = _stamp(batch, scheduled_s, now)
                 ledger.lose(recomputed, result.recompute_s, result.swap_s)
+            for watcher in watchers:
+                watcher.watch(batch, result)
             released = scheduler.commit(finished, result.parents)
             if finished or released:
                 ledger.settle(finished, released)
-                for seq in released:
-                    seq.finish_s = now
+                _finish(released, now)
             yield batch
 
     def _skip(self, batch: Batch, now: float) -> float:
@@ -98,6 +113,12 @@ def _siblings(first: Sequence) -> tuple[Sequence, ...]:
     """The other streams of its request."""
     request = first.request
     return tuple(Sequence(request, first.final_len, first.length) for _ in range(request.num_seqs - 1))
+
+
+def _finish(released: Iterable[Sequence], now: float) -> None:
+    """Note when they were done."""
+    for seq in released:
+        seq.finish_s = now
 
 
 def _stamp(batch: Batch, scheduled_s: float, now: float) -> int:

@@ -79,8 +79,10 @@ def request_table(*columns: ArrayLike) -> Columns:
     return table
 
 
-def write_parquet(path: Path, columns: Mapping[str, NDArray[np.generic]]) -> None:
-    """Write columns of equal length to ``path``, compressed."""
+def write_parquet(
+    path: Path, columns: Mapping[str, NDArray[np.generic]], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write columns of equal length to ``path``, compressed; ``metadata`` goes into the file's schema."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -90,7 +92,7 @@ def write_parquet(path: Path, columns: Mapping[str, NDArray[np.generic]]) -> Non
         values = np.packbits(column.astype(np.bool_), bitorder="little") if packed else np.ascontiguousarray(column)
         return pa.Array.from_buffers(pa.from_numpy_dtype(column.dtype), len(column), [None, pa.py_buffer(values)])
 
-    table = pa.table({name: arrow(column) for name, column in columns.items()})
+    table = pa.table({name: arrow(column) for name, column in columns.items()}, metadata=metadata)
     # Numbers that rarely repeat: a dictionary would cost memory and make the file larger.
     pq.write_table(table, path, compression="zstd", use_dictionary=False, row_group_size=1 << 16)
 
@@ -101,3 +103,10 @@ def read_parquet(path: Path) -> Columns:
 
     table = pq.read_table(path)
     return {name: table[name].to_numpy() for name in table.column_names}
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The ``metadata`` of a file ``write_parquet`` wrote."""
+    import pyarrow.parquet as pq
+
+    return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}

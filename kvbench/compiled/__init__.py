@@ -2,8 +2,8 @@
 
 It knows one request as a row of arrays, and covers what needs no more than counting: iteration-level scheduling of
 requests with one output each, over paged, buddy and first-fit placement. Everything else, a plug-in above all, is run
-by ``engine``; so is a trace in which some request can never be served. Nothing is decided here that is not decided
-there: ``tests/test_compiled.py`` compares the two.
+by ``engine``; so is what somebody watches, and a trace in which some request can never be served. Nothing is decided
+here that is not decided there: ``tests/test_compiled.py`` compares the two.
 
 What makes it short: blocks are interchangeable, so paged placement is the number of free ones. A sequence that grows
 asks at steps that are equal modulo the block size, so a cohort is a count.
@@ -43,7 +43,8 @@ def serve(engine: Engine, requests: Seq[Request], min_requests: int = MIN_REQUES
     """
     scheduler, runner = engine.scheduler, engine.runner
     if (
-        type(scheduler) is not IterationLevel
+        engine.watchers
+        or type(scheduler) is not IterationLevel
         or type(scheduler.allocator) not in _KINDS
         or scheduler.reservation.grows != (type(scheduler.reservation) is OnDemand)
         or scheduler.restore == "swap"
