@@ -211,6 +211,11 @@ def parse(overrides: list[str], *, sweep: bool) -> list[list[Setting]]:
     return [list(combination) for combination in product(*axes)]
 
 
+def is_launcher(override: str) -> bool:
+    """Whether an override chooses or sets up one of Hydra's launchers."""
+    return re.match(r"\+{0,2}hydra[./]launcher\b", override) is not None
+
+
 def _settings(override: Override, parser: OverridesParser, sweep: bool, selectors: tuple[str, ...]) -> list[Setting]:
     key = override.key_or_group
     if override.package is not None or override.is_hydra_override() or key == "hydra":

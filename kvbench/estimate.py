@@ -11,7 +11,9 @@ from typing import Any
 from kvbench.point import Point, is_real
 
 PER_REQUEST_S, PER_POINT_S = 3e-4, 0.02
-"""Rule of thumb for a simulated run on one core: of a request of some 400 tokens, and of a point whatever its requests."""
+"""Rule of thumb for a simulated run on one core: seconds of a request of some 400 tokens, and of a point besides."""
+PER_SEARCH = 15
+"""Runs of a search for a rate."""
 UNKNOWN_REQUESTS = 10_000
 """Requests of a trace that is replayed whole: it is not read for an estimate."""
 
@@ -25,14 +27,16 @@ def arrivals_s(config: Mapping[str, Any]) -> float:
 def num_requests(config: Mapping[str, Any]) -> float:
     """The expected number of requests, as far as the workload says."""
     rate, duration_s, count = (config["workload"].get(key) for key in ("request_rate", "duration_s", "num_requests"))
-    return float(rate * duration_s if rate and duration_s else count or UNKNOWN_REQUESTS)
+    limits = [rate * duration_s] if rate and duration_s else []
+    return float(min([*limits, count] if count else limits, default=UNKNOWN_REQUESTS))
 
 
 def rule_s(config: Mapping[str, Any]) -> float:
     """Wall seconds by the rule of thumb; of a real run the time for which requests arrive."""
     workload = config["workload"]
-    streams = max(workload.get("num_samples", 1), workload.get("beam_width", 1))
-    simulated: float = PER_POINT_S + PER_REQUEST_S * num_requests(config) * streams
+    runs = max(workload.get("num_samples", 1), workload.get("beam_width", 1))  # as many streams for each request
+    runs *= PER_SEARCH if config["metric"] else 1
+    simulated: float = PER_POINT_S + PER_REQUEST_S * num_requests(config) * runs
     return max(simulated, arrivals_s(config)) if is_real(config) else simulated
 
 
@@ -61,7 +65,7 @@ class Estimate:
         """What it rests on, in words."""
         if self._num_finished:
             return f"from {self._num_finished} finished points"
-        return f"a rule of thumb: {1000 * PER_REQUEST_S:g} ms per request, as no point has finished"
+        return f"by a rule of thumb, {1000 * PER_REQUEST_S:g} ms per request, as none has finished"
 
     def seconds(self, point: Point) -> float:
         """Wall seconds of one point."""

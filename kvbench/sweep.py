@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import product
@@ -104,16 +105,19 @@ class Report:
     num_reused: int = 0
 
 
-def plan(composer: Composer, typed: list[list[Setting]]) -> Plan:
+def plan(composer: Composer, typed: list[list[Setting]], launcher: Seq[str] = ()) -> Plan:
     """Expand what was typed, resolve every point and build its parts once.
 
     Args:
         composer: resolves them.
         typed: the command's settings, one list for each combination of a sweep (see ``kvbench.composition.parse``).
+        launcher: overrides of one of Hydra's launchers, which then runs the points; empty for ``executor``.
 
     Raises:
         KvbenchError: an unknown key, choice or combination; the point is named where there are several.
     """
+    if launcher and any(each.key.partition(".")[0] == "executor" for each in typed[0]):
+        raise KvbenchError(f"{launcher[0]} and executor= both say where points run; give one of them")
     experiment = _experiment_of(typed[0])
     expanded = [settings for command in typed for settings in _expand(experiment, command)]
     rows: dict[tuple[object, int, str], Row] = {}
@@ -141,10 +145,17 @@ def plan(composer: Composer, typed: list[list[Setting]]) -> Plan:
     name = command.common.name or experiment or ADHOC
     if name == RESERVED:
         raise KvbenchError(f"name={RESERVED} is kept for the results that are part of the project; choose another")
-    executor: Executor = instantiate(command.executor, "executor")
+    folder = Path(command.common.results_dir) / name
+    executor: Executor
+    if launcher:
+        from kvbench.executors.launcher import Launcher  # takes Hydra's plug-ins a while
+
+        executor = Launcher(launcher, folder / ".launcher")
+    else:
+        executor = instantiate(command.executor, "executor")
     return Plan(
         experiment=experiment or ADHOC,
-        folder=Path(command.common.results_dir) / name,
+        folder=folder,
         rows=list(rows.values()),
         keeps_steps=command.common.records == "full",
         executor=Serial() if needs_one_clock else executor,  # beside another point a real clock would measure both
@@ -277,7 +288,7 @@ def execute(plan: Plan, *, shows_progress: bool = True) -> Report:
     outcomes = {key: Outcome(row) for key, row in rows.items()}
     report = Report(num_reused=len(rows))
     origin = provenance(_git_commit())
-    left, seconds = unfinished(plan, rows)
+    left, seconds = unfinished(plan, rows, estimate(plan, rows))
     # Absolute, since a worker may be elsewhere.
     tasks = [Task(point, points_dir.resolve(), plan.keeps_steps, origin) for point in left]
     with (
@@ -326,9 +337,10 @@ def estimate(plan: Plan, rows: Mapping[str, Mapping[str, Any]]) -> Estimate:
     return Estimate((plan.points[key], row["wall_s"]) for key, row in rows.items())
 
 
-def unfinished(plan: Plan, rows: Mapping[str, Mapping[str, Any]]) -> tuple[list[Point], list[float]]:
+def unfinished(
+    plan: Plan, rows: Mapping[str, Mapping[str, Any]], expected: Estimate
+) -> tuple[list[Point], list[float]]:
     """Points without a row, and the wall seconds they may take: the longest first; those of one trace together."""
-    expected = estimate(plan, rows)
     left = [(expected.seconds(point), point) for key, point in plan.points.items() if key not in rows]
     left.sort(key=lambda each: (each[0], repr(each[1].config["workload"])), reverse=True)
     return [point for _, point in left], [seconds for seconds, _ in left]

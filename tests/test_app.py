@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -101,6 +102,31 @@ def test_cfg_prints_the_resolved_point_and_runs_nothing(flag: list[str], capsys:
 
 def test_cfg_of_many_points_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert "# the first of 2 points" in said(["--cfg", "-m", "system=vllm,orca_max", *FAST], capsys)
+
+
+def test_a_dry_run_lists_what_is_left_and_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = ["-m", *FAST, "workload.request_rate=1,2,3"]
+    text = said([*sweep, "--dry-run"], capsys)
+    assert "Points: 3, of which 0 are finished and 3 would run." in text
+    assert re.search(r"\nvllm-opt_13b-fixed-2-[0-9a-f]{8} +0\.022\n", text)
+    assert "0 s of one core, 0 s with 1 workers (estimated by a rule of thumb, 0.3 ms per request" in text
+    assert not list(Path().iterdir())
+    said(["-m", *FAST, "workload.request_rate=1,2"], capsys)
+    text = said([*sweep, "--dry-run"], capsys)
+    assert "2 are finished and 1 would run" in text
+    assert "fixed-3" in text
+    assert "fixed-2" not in text
+    assert "(estimated from 2 finished points)" in text
+    said(sweep, capsys)
+    assert said([*sweep, "--dry-run"], capsys).endswith("3 are finished and 0 would run.\n")
+
+
+def test_one_of_hydra_s_launchers_runs_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = ["-m", *FAST[:-1], "workload.request_rate=1,2"]
+    assert "Results: results/adhoc" in said([*sweep, "hydra/launcher=basic"], capsys)
+    assert len(rows("results/adhoc")) == 2
+    assert main([*sweep, "hydra/launcher=none"]) == 2
+    assert "hydra/launcher" in capsys.readouterr().err
 
 
 def test_one_point(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,51 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
 from kvbench.core import KvbenchError
-from kvbench.executors.base import Executor, WorkerLost
+from kvbench.executors.base import Executor
 from kvbench.executors.local import Local
 from kvbench.executors.serial import Serial
-
-
-class Job(NamedTuple):
-    """A task: its number, a folder to leave marks in, and when to be killed."""
-
-    number: int
-    marks: Path
-    killed: str = "never"
-
-
-def work(job: Job) -> int:
-    """Square a number, or die at the first try, or always."""
-    mark = job.marks / str(job.number)
-    tries = len(list(job.marks.glob(f"{job.number}.*")))
-    mark.with_suffix(f".{tries}").touch()
-    if job.killed == "always" or (job.killed == "once" and tries == 0):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return job.number**2
-
-
-def tries(job: Job) -> int:
-    """How often a job was begun."""
-    return len(list(job.marks.glob(f"{job.number}.*")))
-
-
-def sleep(seconds: Any) -> Any:
-    """Be busy."""
-    time.sleep(seconds)
-    return seconds
-
-
-def process(_: int) -> int:
-    """Where a task runs."""
-    return os.getpid()
+from tests.executor_jobs import check_a_kill, check_a_sweep, process, sleep
 
 
 def test_serial_keeps_the_order_and_the_process() -> None:
@@ -71,14 +36,12 @@ def test_nothing_to_do(executor: Executor) -> None:
 
 
 def test_a_killed_worker_costs_nobody_but_the_killer(tmp_path: Path) -> None:
-    killed = {2: "once", 5: "always"}
-    jobs = [Job(number, tmp_path, killed.get(number, "never")) for number in range(8)]
-    found = dict(Local(2).run(work, jobs))
-    assert sorted(found) == jobs
-    assert isinstance(found[jobs[5]], WorkerLost)
-    assert [found[job] for job in jobs if job.number != 5] == [job.number**2 for job in jobs if job.number != 5]
-    assert tries(jobs[2]) == 2
-    assert tries(jobs[5]) == 2
+    check_a_kill(Local(2), tmp_path)
+
+
+def test_a_sweep_in_processes_is_one_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_a_sweep(Local(2))
 
 
 def test_a_closed_run_leaves_no_process() -> None:

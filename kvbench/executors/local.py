@@ -35,7 +35,7 @@ class Local:
     def __init__(self, num_workers: int | None = None) -> None:
         if num_workers is not None and num_workers < 1:
             raise KvbenchError(f"executor.num_workers={num_workers} is below 1; give 1 or more, or null for all cores")
-        self.num_workers = num_workers or _num_cores()
+        self.num_workers = num_workers or num_cores()
 
     def run(
         self, function: Callable[[Task], Result], tasks: Seq[Task]
@@ -88,7 +88,8 @@ def _drain(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

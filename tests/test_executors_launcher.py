@@ -1,0 +1,62 @@
+"""Hydra's launchers: what they run is what `serial` runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvbench.composition import composer, parse
+from kvbench.core import KvbenchError
+from kvbench.executors.launcher import Launcher
+from kvbench.sweep import plan
+from tests.executor_jobs import check_a_sweep, process, sleep
+
+LAUNCHERS = {
+    "joblib": ["hydra.launcher.n_jobs=2"],
+    "submitit_local": ["hydra.launcher.cpus_per_task=1", "hydra.launcher.timeout_min=2"],
+}
+
+
+def launcher(name: str, tmp_path: Path) -> Launcher:
+    if name != "basic":
+        pytest.importorskip(
+            f"hydra_plugins.hydra_{name.partition('_')[0]}_launcher", reason="needs make install EXTRAS=dev,launchers"
+        )
+    return Launcher([f"hydra/launcher={name}", *LAUNCHERS.get(name, ())], tmp_path / ".launcher")
+
+
+@pytest.mark.parametrize("name", ["basic", *LAUNCHERS])
+def test_results_are_in_the_order_of_the_tasks(name: str, tmp_path: Path) -> None:
+    assert list(launcher(name, tmp_path).run(sleep, [0.1, 0.0])) == [(0.1, 0.1), (0.0, 0.0)]
+    assert not list((tmp_path / ".launcher").iterdir())
+    assert list(launcher(name, tmp_path).run(process, [])) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_sweep_of_a_launcher_is_one_in_this_process(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_a_sweep(launcher(name, tmp_path))
+
+
+def test_an_unexpected_error_comes_through(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        list(launcher("basic", tmp_path).run(sleep, ["a"]))
+
+
+def test_what_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KvbenchError, match=r"hydra/launcher=nothing: .*nothing"):
+        Launcher(["hydra/launcher=nothing"], tmp_path)
+    with pytest.raises(KvbenchError, match=r"hydra\.launcher\.workers"):
+        Launcher(["hydra/launcher=basic", "hydra.launcher.workers=2"], tmp_path)
+
+
+def test_a_command_has_a_launcher_or_an_executor() -> None:
+    with composer() as compose:
+        found = plan(compose, parse([], sweep=True), ["hydra/launcher=basic"])
+        assert isinstance(found.executor, Launcher)
+        with pytest.raises(KvbenchError, match="give one of them"):
+            plan(compose, parse(["executor=local"], sweep=True), ["hydra/launcher=basic"])
