@@ -74,7 +74,7 @@ def test_nothing_in_the_terminal_calls_a_measured_point_simulated(
         (["runner.threads=2"], "runner.threads"),
         (["runner.num_threads=0"], "runner.num_threads=0"),
         (["runner.stops=maybe"], "runner.stops='maybe'"),
-        (["runner=gpu"], "runner is one of cpu, cuda, simulated"),
+        (["runner=gpu"], "runner is one of cpu, cuda, kernels, simulated"),
         (["+runner.sampling.num_samples=2"], "num_samples does not exist"),
         (["workload.num_samples=2", "workload.beam_width=2"], "leave one at 1"),
         (["+runner.sampling.stop_token_ids=5"], "stop_token_ids=5 is no list"),

@@ -21,22 +21,22 @@ from kvbench_kernels.plan import plan_splits
 
 def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch: PackedBatch, scale: float) -> torch.Tensor:
     """``kvbench.attention.base.Attend``: leading sequences with one query by ``decode``, the others by ``prefill``."""
-    kernels = _kernels(q.device)
+    kernel = kernels(q.device)
     num, lens = batch.num_decodes, batch.context_len
     parts = []
     if num:
         options = _where(batch, slice(None, num))
-        parts.append(kernels.decode(q[:num], keys, values, lens[:num], splits=batch.splits, scale=scale, **options)[0])
+        parts.append(kernel.decode(q[:num], keys, values, lens[:num], splits=batch.splits, scale=scale, **options)[0])
     if num < len(lens):
         start = batch.query_start[num:] - num
         options = _where(batch, slice(num, None))
-        parts.append(kernels.prefill(q[num:], keys, values, start, lens[num:], scale=scale, **options))
+        parts.append(kernel.prefill(q[num:], keys, values, start, lens[num:], scale=scale, **options))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def write(cache: KVCache, layer: int, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """``KVCache.write`` that skips slot -1, the padding of a bucket."""
-    _kernels(k.device).write_kv(k.contiguous(), v.contiguous(), cache.keys[layer], cache.values[layer], slot_mapping)
+    kernels(k.device).write_kv(k.contiguous(), v.contiguous(), cache.keys[layer], cache.values[layer], slot_mapping)
 
 
 def num_splits(lens: Seq[int], num_kv_heads: int, device: torch.device) -> int:
@@ -48,7 +48,7 @@ def num_splits(lens: Seq[int], num_kv_heads: int, device: torch.device) -> int:
 
 def copy_blocks(cache: KVCache, block_size: int, pairs: torch.Tensor) -> None:
     """Copy whole blocks, ``[N, 2]`` on the host, in all layers; no target may be a source, or twice there."""
-    _kernels(cache.data.device).copy_blocks(_blocks(cache, block_size), pairs)
+    kernels(cache.data.device).copy_blocks(_blocks(cache, block_size), pairs)
 
 
 def gather_blocks(cache: KVCache, block_size: int, blocks: torch.Tensor) -> torch.Tensor:
@@ -59,13 +59,13 @@ def gather_blocks(cache: KVCache, block_size: int, blocks: torch.Tensor) -> torc
     """
     data = _blocks(cache, block_size)
     staging = torch.empty((len(blocks), *data.shape[:2], *data.shape[3:]), dtype=data.dtype, device=data.device)
-    _kernels(data.device).gather_blocks(data, staging, blocks)
+    kernels(data.device).gather_blocks(data, staging, blocks)
     return staging
 
 
 def scatter_blocks(cache: KVCache, block_size: int, staging: torch.Tensor, blocks: torch.Tensor) -> None:
     """Put back what ``gather_blocks`` collected, into these blocks."""
-    _kernels(cache.data.device).scatter_blocks(_blocks(cache, block_size), staging, blocks)
+    kernels(cache.data.device).scatter_blocks(_blocks(cache, block_size), staging, blocks)
 
 
 def check_installed() -> None:
@@ -76,7 +76,8 @@ def check_installed() -> None:
         raise KvbenchError("runner=cuda needs triton, which this torch did not bring: pip install triton") from None
 
 
-def _kernels(device: torch.device) -> ModuleType:
+def kernels(device: torch.device) -> ModuleType:
+    """``kvbench_kernels.device`` for a GPU, else ``kvbench_kernels.reference``."""
     return importlib.import_module("kvbench_kernels.device" if device.type == "cuda" else "kvbench_kernels.reference")
 
 

@@ -292,12 +292,17 @@ def _load(shapes: str, device: str, seed: int) -> LoadedModel:
 
 def _check(device: str, max_graph_batch: int, tensor_parallel: int) -> None:
     """Refuse options that cannot be. Raises KvbenchError as ``open_runner``."""
-    if device == "cuda":
-        check_gpus(tensor_parallel)
-        triton.check_installed()
-    elif device != "cpu":
-        raise KvbenchError(f"runner.device={device} is not supported by runner=cuda; give cuda, or cpu to try its code")
+    check_device(device, tensor_parallel)
     if max_graph_batch < 0:
         raise KvbenchError(f"runner.max_graph_batch={max_graph_batch} is below 0; give 0 for no graphs")
     if tensor_parallel < 1:
         raise KvbenchError(f"runner.tensor_parallel={tensor_parallel} computes nothing; give 1 or more")
+
+
+def check_device(device: str, num_gpus: int = 1) -> None:
+    """Refuse a ``runner.device`` that is none, or not here. Raises KvbenchError with the remedy."""
+    if device == "cuda":
+        check_gpus(num_gpus)
+        triton.check_installed()
+    elif device != "cpu":
+        raise KvbenchError(f"runner.device={device} is not supported here; give cuda, or cpu to try the code")

@@ -6,6 +6,7 @@ Work of one queue is done in its order; what has to wait for the other queue say
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -54,6 +55,10 @@ class Device(Protocol):
         """Work to be submitted to ``COMPUTE`` again and again, over the same tensors; it has run there before."""
         ...
 
+    def seconds(self, work: Callable[[], None]) -> float:
+        """What work takes in ``COMPUTE``, on the device's own clock where it has one; waits for it."""
+        ...
+
     def on_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Memory of the host that the device can read and write by itself."""
         ...
@@ -89,6 +94,12 @@ class Cpu:
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """The work itself."""
         return work
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        """On the host's clock."""
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
 
     def on_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Plain memory."""
@@ -145,6 +156,16 @@ class Cuda:
             work()
         self._pool = self._pool or graph.pool()
         return graph.replay
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        """By CUDA events."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(self._streams[COMPUTE]):
+            start.record()
+            work()
+            end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
 
     def on_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Pinned, and not reused by torch before the copies that were launched are done."""
