@@ -81,12 +81,16 @@ class Hardware:
 
     Attributes:
         gpu_memory_bytes: what the driver reports of one GPU.
+        gpu_gb_per_s: peak bandwidth of its memory, by the data sheet; for bounds only.
+        gpu_tflops: peak of dense 16-bit operations.
     """
 
     name: str
     gpu: str
     num_gpus: int
     gpu_memory_bytes: int
+    gpu_gb_per_s: float | None = None
+    gpu_tflops: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
