@@ -256,9 +256,9 @@ def growth_score(up_s: Floats, down_s: Floats, from_s: float, to_s: float) -> fl
         to_s: end of the arrivals.
     """
     edges_s = np.linspace(from_s, to_s, NUM_INCREMENTS + 1)
-    lengths = np.searchsorted(np.sort(up_s), edges_s, side="right") - np.searchsorted(
-        np.sort(down_s), edges_s, side="right"
-    )
+    # Who arrives at the end itself is not counted: the last arrival finds a queue like any other.
+    arrived, left = np.searchsorted(np.sort(up_s), edges_s), np.searchsorted(np.sort(down_s), edges_s, side="right")
+    lengths = arrived - left
     increments = np.diff(lengths).astype(np.float64)
     deviation = float(increments.std(ddof=1))
     return float(increments.sum()) / (deviation * math.sqrt(NUM_INCREMENTS)) if deviation > 0 else 0.0

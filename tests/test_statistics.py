@@ -161,6 +161,15 @@ def test_growth_is_seen_where_there_is_some(load: float, share: tuple[float, flo
     assert share[0] <= np.mean(grown) <= share[1]
 
 
+def test_few_requests_are_no_growth_though_the_last_has_just_arrived() -> None:
+    scores = []
+    for seed in range(100):
+        up = arrivals_s(0.02, 2000, seed)
+        scores.append(growth_score(up, departures_s(up), 50.0, float(up[-1])))
+    assert abs(np.mean(scores)) < 0.1
+    assert not has_grown(scores)
+
+
 def test_replications_see_growth_that_a_single_run_does_not() -> None:
     alone, together = [], []
     for start in range(20):

@@ -317,23 +317,22 @@ class PanelRates:
 
     @cached_property
     def unstable(self) -> dict[str, tuple[float, float]]:
-        """System -> the rates at which its queue grows: from half way after the last stable one to the last."""
+        """System -> the rates at which its queue grows: from half way after the highest stable one to the last."""
         found = {}
         for system, points in self._points.items():
             rates = [rate for rate, _ in points]
-            stable = [is_stable(rows) for _, rows in points]
-            if False in stable:
-                first = stable.index(False)
-                found[system] = ((rates[max(first - 1, 0)] + rates[first]) / 2, rates[-1])
+            highest = max((rate for rate, rows in points if is_stable(rows)), default=rates[0])
+            if highest < rates[-1]:
+                after = rates[rates.index(highest) + 1]
+                found[system] = ((highest + after) / 2, rates[-1])
         return found
 
     @cached_property
     def bands(self) -> dict[str, list[tuple[float, float, float]]]:
-        """System -> (rate, low, high): intervals of the mean over repeats at the rates below ``unstable``."""
+        """System -> (rate, low, high): intervals of the mean over repeats at its stable rates."""
         found = {}
         for system, points in self._points.items():
-            until = self.unstable.get(system, (math.inf, math.inf))[0]
-            means = [(rate, interval(rows, STEADY)) for rate, rows in points if rate < until]
+            means = [(rate, interval(rows, STEADY)) for rate, rows in points if is_stable(rows)]
             found[system] = [(rate, mean.low, mean.high) for rate, mean in means if mean and mean.num > 1]
         return {system: band for system, band in found.items() if band}
 
