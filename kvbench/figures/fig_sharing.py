@@ -58,7 +58,7 @@ SERIES = {
     "sharegpt_samples": Series("sharegpt", "parallel", "ShareGPT", "fig15_sharegpt", ORANGE, "////", num_seeds=6),
     "alpaca_beams": Series("alpaca", "beam", "Alpaca", "fig15_alpaca", BLUE, beams=("beta", 4)),
     "alpaca_recorded": Series(
-        "alpaca", "beam", "Alpaca, recorded beams", "fig15_recorded", SKY, "\\\\\\\\", beams=("model", "smollm2_135m")
+        "alpaca", "beam", "Alpaca, SmolLM2's beams", "fig15_recorded", SKY, "\\\\\\\\", beams=("model", "smollm2_135m")
     ),
     "sharegpt_beams": Series(
         "sharegpt", "beam", "ShareGPT", "fig15_sharegpt", ORANGE, "////", beams=("beta", 20), num_seeds=6

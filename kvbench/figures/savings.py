@@ -56,15 +56,17 @@ def draw(summary: pd.DataFrame, kinds: Mapping[str, Bars], footnote: str) -> Fig
     if not panels:
         return None
     figure = style.new_figure(style.PAGE_IN if len(panels) > 1 else style.COLUMN_IN, 2.1, footnote)
-    for axes, decoding in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True):
-        _draw_panel(axes, summary, {name: each for name, each in there.items() if each.decoding == decoding})
+    shown = [{name: each for name, each in there.items() if each.decoding == decoding} for decoding in panels]
+    grid = figure.subplots(1, len(panels), squeeze=False, width_ratios=[1 + len(each) for each in shown])
+    for axes, decoding, each in zip(grid.flat, panels, shown, strict=True):
+        _draw_panel(axes, summary, each)
         axes.set_title(TITLES[decoding][0])
         axes.set_xlabel(f"{TITLES[decoding][1]} of a request")
         axes.set_ylabel("Memory saved (%)")
     looks = {each.label: each for each in there.values()}
     handles = [Patch(facecolor=b.color, hatch=b.hatch, edgecolor="white", label=label) for label, b in looks.items()]
     papers = [style.hollow(bars.MARKER)] if any(each.papers for each in there.values()) else []
-    columns = min(len(handles) + len(papers), 4) if len(panels) > 1 else 2
+    columns = len(handles) + len(papers) if len(panels) > 1 else 2
     figure.legend(handles=[*handles, *papers], loc="outside upper center", ncols=columns)
     return figure
 
