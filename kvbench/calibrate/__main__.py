@@ -58,7 +58,8 @@ def calibrate(name: str, overrides: Sequence[str], passes: int) -> str:
     more = {"left_out": fitted.dropped} if fitted.dropped else {}
     day = datetime.datetime.now(datetime.UTC).date()
     source = " ".join(["python -m kvbench.calibrate", *overrides]) + f": real runs on {measured.device}, {day}"
-    costs_file.store(path, measured.model, {**fitted.coefficients, "packed": True}, source, found | more)
+    coefficients = {**fitted.coefficients, "packed": True}
+    costs_file.store(path, measured.model, coefficients, source, found | more, measured.hardware)
     rows = [("coefficient", "value", ""), *((n, f"{v:g}", MEANINGS[n]) for n, v in fitted.coefficients.items())]
     rows = [(*row[:2], row[2] + (" (left out: not determined)" if row[0] in fitted.dropped else "")) for row in rows]
     values = aligned([row[:2] for row in rows]).splitlines()

@@ -43,7 +43,14 @@ def load(path: Path) -> dict[str, Any]:
     return models
 
 
-def store(path: Path, model: str, coefficients: Mapping[str, Any], source: str, residuals: Mapping[str, Any]) -> None:
+def store(
+    path: Path,
+    model: str,
+    coefficients: Mapping[str, Any],
+    source: str,
+    residuals: Mapping[str, Any],
+    hardware: str = HARDWARE,
+) -> None:
     """Add or replace the entry of a model.
 
     Args:
@@ -52,16 +59,20 @@ def store(path: Path, model: str, coefficients: Mapping[str, Any], source: str, 
         coefficients: arguments of ``IterationCosts``.
         source: where they come from.
         residuals: how good they are; no runner reads them.
+        hardware: what computed; the costs of other hardware are in another file.
 
     Raises:
-        KvbenchError: as ``load``; coefficients that are none.
+        KvbenchError: as ``load``; coefficients that are none; entries of other hardware.
     """
     IterationCosts(**coefficients)
-    entry = {"hardware": HARDWARE, **coefficients, "source": source, "residuals": dict(residuals)}
+    known = load(path)
+    if others := {entry["hardware"] for entry in known.values()} - {hardware}:
+        raise KvbenchError(f"{path} has costs of hardware={others.pop()}; choose another --name for {hardware}")
+    entry = {"hardware": hardware, **coefficients, "source": source, "residuals": dict(residuals)}
     content = {
-        "defaults": [{"override /hardware@_global_.hardware": HARDWARE}, "_self_"],
+        "defaults": [{"override /hardware@_global_.hardware": hardware}, "_self_"],
         "name": path.stem,
-        "models": {**load(path), model: entry},
+        "models": {**known, model: entry},
     }
     head = "# Iteration costs of this machine, written by `python -m kvbench.calibrate` (docs/fidelity.md).\n"
     try:

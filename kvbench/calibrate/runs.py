@@ -23,6 +23,8 @@ DEFAULT_MODEL: dict[str, Any] = {"model": "opt_125m", "model.max_model_len": 256
 """Calibrated unless another model is asked for: the one of ``fig_offline_throughput`` and ``fig_fidelity``."""
 PAPER_MODEL_LEN = 2048
 """Longest sequence of the models that ShareGPT's lengths are scaled down from."""
+MEASURABLE = ("local", "local_gpu")
+"""Hardware that is this machine's."""
 SHORTEST = 16
 """The least longest sequence whose fractions below still are lengths."""
 
@@ -58,12 +60,14 @@ class Measured(NamedTuple):
         held_out: those of a run that is only predicted.
         model: its name.
         device: what computed, and in which type.
+        hardware: its name in ``conf/hardware/``.
     """
 
     fitted: Iterations
     held_out: Iterations
     model: str
     device: str
+    hardware: str
 
 
 def designs(max_model_len: int) -> dict[str, dict[str, Any]]:
@@ -128,7 +132,7 @@ def measure(overrides: Mapping[str, Any], passes: int = 2) -> Measured:
 
         if base["runner"] == "simulated" or not is_real(probe := resolve({})):
             raise KvbenchError(f"runner={base['runner']} computes nothing; give one that does: runner=cpu")
-        if (hardware := probe["hardware"]["name"]) != "local":
+        if (hardware := probe["hardware"]["name"]) not in MEASURABLE:
             raise KvbenchError(f"hardware={hardware}: only this machine can be measured; leave hardware=local")
         max_model_len = int(probe["model"]["max_model_len"])
         if max_model_len < SHORTEST:
@@ -144,7 +148,7 @@ def measure(overrides: Mapping[str, Any], passes: int = 2) -> Measured:
         iterations, device = run(configs[title])
         found[title if title in found else "fitted"].append(iterations)
     fitted, held_out = joined(found["fitted"]), joined(found["held out"])
-    return Measured(fitted, held_out, str(probe["model"]["name"]), f"{device}, {probe['model']['dtype']}")
+    return Measured(fitted, held_out, str(probe["model"]["name"]), f"{device}, {probe['model']['dtype']}", hardware)
 
 
 def run(config: dict[str, Any]) -> tuple[Iterations, str]:
