@@ -1,8 +1,9 @@
 """Regenerates results/reference/, the small committed set: `make reference`, or `python -m kvbench.reference [target]`.
 
-Every experiment is run without data files, as anybody can, and those that replay the paper's own trace once more with
-the authors' pairs where ``data_dir`` holds them (folder ``<experiment>_pairs``). Kept are summaries and claims, the
-manifests in one file, and the figures as PNG; what differs from machine to machine (wall time, host) is left out.
+Most experiments are run without data files, as anybody can; those that replay the paper's own trace, and those that say
+little without the authors' data, with it where ``data_dir`` holds it (folder ``<experiment>_pairs``). Kept are
+summaries and claims, the manifests in one file, and the figures as PNG; what differs from machine to machine (wall
+time, host) is left out.
 """
 
 from __future__ import annotations
@@ -20,17 +21,31 @@ from kvbench.core import KvbenchError
 from kvbench.results import write_csv, write_json
 
 TARGET = Path(__file__).resolve().parent.parent / "results" / "reference"
-EXPERIMENTS = (
-    "smoke",
-    "fig_memory_layout",
-    "fig_memory_growth",
-    "fig_memory_waste",
-    "fig_lengths",
-    "fig_throughput",
-    "fig_batched_requests",
-)
-REPLAYS = ("fig_memory_waste", "fig_throughput", "fig_batched_requests")
-PAIRS = "sharegpt_lengths.csv.gz"
+EXPERIMENTS: dict[str, list[str]] = {
+    "smoke": [],
+    "fig_memory_layout": [],
+    "fig_memory_growth": [],
+    "fig_memory_waste": [],
+    "fig_lengths": [],
+    "fig_throughput": [],
+    "fig_batched_requests": [],
+    "fig_parallel_sampling": [],
+    "fig_beam_search": ["-m", "panel=c,f"],
+    "fig_shared_prefix": [],
+    "fig_swap_microbenchmark": [],
+}
+"""Experiments that are run without data files, and what keeps them short."""
+PAIRS, TURNS = "sharegpt_lengths.csv.gz", "sharegpt_turn_lengths.csv.gz"
+REPLAYS: dict[str, list[str]] = {
+    "fig_memory_waste": [],
+    "fig_throughput": [],
+    "fig_batched_requests": [],
+    "fig_sharing": ["-m", "panel=alpaca_samples,alpaca_beams,alpaca_recorded,sharegpt_samples"],
+    "fig_block_size": [],
+    "fig_swap_vs_recompute": [],
+    "fig_chatbot": ["repeats=1"],
+}
+"""The same with the authors' data."""
 OF_THE_MACHINE = ("wall_s", "host", "platform", "num_cores")
 
 
@@ -61,14 +76,21 @@ def regenerate(target: Path, data_dir: Path) -> None:
     """
     with tempfile.TemporaryDirectory() as work:
         absent = Path(work) / "no-data"
-        runs = [(name, name, absent) for name in EXPERIMENTS]
-        if (data_dir / PAIRS).is_file():
-            runs += [(name, f"{name}_pairs", data_dir) for name in REPLAYS]
+        runs = [(name, name, absent, options) for name, options in EXPERIMENTS.items()]
+        lacking = [name for name in (PAIRS, TURNS) if not (data_dir / name).is_file()]
+        if lacking:
+            print(f"{' and '.join(lacking)} not in {data_dir} (KVBENCH_DATA_DIR, else data/): what needs data stays")
         else:
-            print(f"{PAIRS} is not in {data_dir} (KVBENCH_DATA_DIR, else data/): the replays of the paper's trace stay")
-        for experiment, folder, data in runs:
+            runs += [(name, f"{name}_pairs", data_dir, options) for name, options in REPLAYS.items()]
+        for experiment, folder, data, options in runs:
             print(f"\n== {folder}", flush=True)
-            command = [f"+experiment={experiment}", f"name={folder}", f"results_dir={work}", f"data_dir={data}"]
+            command = [
+                f"+experiment={experiment}",
+                f"name={folder}",
+                f"results_dir={work}",
+                f"data_dir={data}",
+                *options,
+            ]
             if status := kvbench(command):
                 raise KvbenchError(f"python -m kvbench {' '.join(command)} ended with status {status}; see above")
             keep(Path(work) / folder, target / folder)
