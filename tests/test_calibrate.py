@@ -202,7 +202,7 @@ def test_the_command_measures_fits_and_writes(
 
     def measured(overrides: dict[str, Any], passes: int) -> Measured:
         asked.append(overrides)
-        return Measured(of, first(of, 100), "opt_125m", "cpu, 2 threads, float32")
+        return Measured(of, first(of, 100), "opt_125m", "cpu, 2 threads, float32", "local")
 
     monkeypatch.setattr(command, "measure", measured)
     command.main(["model.dtype=float32", "--name", "mine"])
