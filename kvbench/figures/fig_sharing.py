@@ -58,7 +58,7 @@ SERIES = {
     "sharegpt_samples": Series("sharegpt", "parallel", "ShareGPT", "fig15_sharegpt", ORANGE, "////", num_seeds=6),
     "alpaca_beams": Series("alpaca", "beam", "Alpaca", "fig15_alpaca", BLUE, beams=("beta", 4)),
     "alpaca_recorded": Series(
-        "alpaca", "beam", "Alpaca, SmolLM2's beams", "fig15_recorded", SKY, "\\\\\\\\", beams=("model", "smollm2_135m")
+        "alpaca", "beam", "Alpaca, recorded beams", "fig15_recorded", SKY, "\\\\\\\\", beams=("model", "smollm2_135m")
     ),
     "sharegpt_beams": Series(
         "sharegpt", "beam", "ShareGPT", "fig15_sharegpt", ORANGE, "////", beams=("beta", 20), num_seeds=6
@@ -78,7 +78,10 @@ def draw(results: Results) -> dict[str, Figure]:
         kinds = (
             f"Bars: {way(summary)}, means over the iterations in {window(summary)} and over seeds (lines: their range)"
         )
-        note = footnote(summary, kinds, "Hollow: the paper's bars, and the ends of the ranges in its text")
+        rows = select(summary, panel="alpaca_recorded")
+        models = {results.config(row)["runner"]["beams"]["model"] for _, row in rows.iterrows()}
+        recorded = [f"Recorded: searches of {', '.join(sorted(models))}"] if models else []
+        note = footnote(summary, kinds, "Hollow: the paper's bars, and the ends of the ranges in its text", *recorded)
         figure = savings.draw(summary, _BARS, note)
     return {"fig_sharing": figure} if figure else {}
 
