@@ -69,6 +69,8 @@ class Common:
     trial: int
     repeats: int
     records: Literal["full", "summary"]
+    memory_map: bool
+    live: bool
     data_dir: str
     kv_cache_bytes: float | None
     kv_cache_seqs: float | None
@@ -104,6 +106,8 @@ class Common:
         for key in ("slo_ttft_s", "slo_tpot_s", "threshold"):
             if (value := getattr(self, key)) is not None and not value > 0:
                 raise KvbenchError(f"{key}={value} can never be kept; give a number above 0")
+        if self.memory_map and self.records != "full":
+            raise KvbenchError("memory_map=true needs the times of steps.parquet: leave records= at full")
         self._check_search()
 
     def _check_search(self) -> None:
@@ -111,6 +115,8 @@ class Common:
             raise KvbenchError("metric= and threshold= make a search together; give both, or none")
         if self.metric is None:
             return
+        if self.memory_map or self.live:
+            raise KvbenchError("memory_map= and live= look at one run, and a search for metric= makes many")
         if self.metric not in RISING + FALLING:
             raise KvbenchError(
                 f"metric={self.metric} has no threshold to search{_hint(self.metric, RISING + FALLING)}\n"
@@ -535,7 +541,7 @@ def _split(config: dict[str, Any], chosen: Mapping[str, str], label: str) -> Res
     check_arguments(Common, top, "")
     common = Common(**top)
     executor = config.pop("executor")
-    for key in ("name", "panel", "repeats", "results_dir"):
+    for key in ("name", "panel", "repeats", "results_dir", "memory_map", "live"):
         del config[key]
     config["system"] = label
     config["choices"] = {group: chosen[group] for group in sorted(chosen) if group not in ("executor", "experiment")}

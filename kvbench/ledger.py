@@ -162,6 +162,22 @@ class Ledger:
         )
         self._offset += ROW.itemsize
 
+    def newest(self) -> dict[str, int]:
+        """The pool's partition in the newest row; before the first all is free."""
+        names = ("token_states", "overreserved", "padding", "used")
+        rows = np.frombuffer(self._chunk[max(self._offset - ROW.itemsize, 0) : self._offset], ROW)
+        present, over, padding, used = (int(rows[name][-1]) if rows.size else 0 for name in names)
+        cached, pinned = self._usage.cached, self._usage.pinned
+        return {
+            "token_states": present,
+            "reserved": used - present - over - padding,
+            "overreserved": over,
+            "padding": padding,
+            "cached": cached,
+            "pinned": pinned,
+            "free": self.allocator.num_slots - used - cached - pinned,
+        }
+
     def skip(self, batch: Batch, swap_s: float) -> None:
         """Book a step that led to no iteration, as all were preempted; what it did counts for the next row."""
         self.settle((), batch.preempted)

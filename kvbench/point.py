@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -42,8 +43,11 @@ from kvbench.core import KvbenchError
 from kvbench.engine import Engine, serve
 from kvbench.instantiate import check_arguments, instantiate, locate
 from kvbench.ledger import Ledger
+from kvbench.memory_map.map import FILE as MAP_FILE
+from kvbench.memory_map.map import write as write_map
+from kvbench.memory_map.recorder import Recorder
 from kvbench.metrics import Slo, summarize
-from kvbench.records import Record, write_parquet
+from kvbench.records import Columns, Record, write_parquet
 from kvbench.results import POINT_COLUMNS, is_nothing, write_json, write_text
 from kvbench.runners.base import Runner
 from kvbench.runners.simulated import NOT_COEFFICIENTS, IterationCosts
@@ -65,6 +69,8 @@ NO_INFLUENCE = (
     "calibrate",
     "reference.py",
     "results.py",
+    "memory_map",
+    "live.py",
 )
 """Parts of the package that no number of a point depends on; a change there keeps finished points."""
 NOT_IDENTIFYING = ("records", "data_dir")
@@ -115,12 +121,19 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A point to run, and where its folder goes."""
+    """A point to run, and where its folder goes.
+
+    Attributes:
+        keeps_map: whether it leaves ``memory_map.parquet``.
+        headline: of the panel that shows it while it runs; None: it is not shown.
+    """
 
     point: Point
     points_dir: Path
     keeps_steps: bool
     provenance: dict[str, Any]
+    keeps_map: bool = False
+    headline: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +356,9 @@ def _digest_files(root: Path, paths: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def finished_summary(point: Point, points_dir: Path, *, needs_steps: bool) -> dict[str, Any] | None:
+def finished_summary(
+    point: Point, points_dir: Path, *, needs_steps: bool, needs_map: bool = False
+) -> dict[str, Any] | None:
     """The row of a point that was finished before, or None if there is none that answers for it."""
     folder = points_dir / point.folder
     try:
@@ -351,7 +366,8 @@ def finished_summary(point: Point, points_dir: Path, *, needs_steps: bool) -> di
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if manifest.get("key") != point.key or (needs_steps and not (folder / "steps.parquet").is_file()):
+    needed = [name for name, needs in (("steps.parquet", needs_steps), (MAP_FILE, needs_map)) if needs]
+    if manifest.get("key") != point.key or not all((folder / name).is_file() for name in needed):
         return None
     return dict(summary)
 
@@ -360,7 +376,7 @@ def run_all(tasks: Iterable[Task]) -> list[Outcome]:
     """Run points one after the other; those that finished before a worker of theirs died are not run again."""
     outcomes = []
     for task in tasks:
-        summary = finished_summary(task.point, task.points_dir, needs_steps=task.keeps_steps)
+        summary = finished_summary(task.point, task.points_dir, needs_steps=task.keeps_steps, needs_map=task.keeps_map)
         outcomes.append(run(task) if summary is None else Outcome(summary))
     return outcomes
 
@@ -379,17 +395,21 @@ def run(task: Task) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """A finished run: its records, its row, and what else its manifest says."""
+    """A finished run: its records, its row, what else its manifest says; spans, pool and block size of its map."""
 
     record: Record
     values: dict[str, Any]
     origin: dict[str, Any]
+    spans: tuple[Columns, int, int] | None = None
 
 
 def _run(task: Task) -> dict[str, Any]:
     started = time.perf_counter()
     point = task.point
-    served = (_serve if point.config["metric"] is None else _search)(point.config, point.inputs)
+    if point.config["metric"] is None:
+        served = _serve(point.config, point.inputs, keeps_map=task.keeps_map, headline=task.headline)
+    else:
+        served = _search(point.config, point.inputs)
     wall_s = time.perf_counter() - started
     values = {name: value for name, value in served.values.items() if not is_nothing(value)} | {"wall_s": wall_s}
     summary = {name: values.get(name) for name in POINT_COLUMNS}
@@ -398,14 +418,18 @@ def _run(task: Task) -> dict[str, Any]:
     write_parquet(temporary / "requests.parquet", served.record.requests)
     if task.keeps_steps:
         write_parquet(temporary / "steps.parquet", served.record.steps)
+    if served.spans is not None:
+        write_map(temporary / MAP_FILE, *served.spans)
     write_json(temporary / "summary.json", summary)
     _write_origin(temporary, task, served.origin | {"wall_s": wall_s})
     _publish(temporary, task)
     return summary
 
 
-def _serve(config: dict[str, Any], inputs: dict[str, str]) -> _Served:
-    """Run a configuration."""
+def _serve(
+    config: dict[str, Any], inputs: dict[str, str], *, keeps_map: bool = False, headline: str | None = None
+) -> _Served:
+    """Run a configuration; what for: see ``Task``."""
     parts = build(config, capacity_now(config))
     trace = _trace(json.dumps(config["workload"]), json.dumps(inputs))
     if not trace.inputs.items() <= inputs.items():
@@ -414,8 +438,10 @@ def _serve(config: dict[str, Any], inputs: dict[str, str]) -> _Served:
     runner = parts.open_runner()
     capacity = measured_capacity(parts.capacity, runner)
     ledger = Ledger(allocator, may_stop_early=runner.may_stop_early)
-    engine = Engine(parts.scheduler, runner, parts.clock(), ledger)
-    record = compiled.serve(engine, trace.requests) or serve(engine, trace.requests)
+    recorder = Recorder(parts.scheduler) if keeps_map else None
+    engine = Engine(parts.scheduler, runner, parts.clock(), ledger, [recorder] if recorder else [])
+    with _shown(engine, len(trace.requests), headline):
+        record = compiled.serve(engine, trace.requests) or serve(engine, trace.requests)
     metrics = summarize(
         record,
         allocator.num_slots,
@@ -435,7 +461,17 @@ def _serve(config: dict[str, Any], inputs: dict[str, str]) -> _Served:
             "workload_source": trace.source,
             "rejections": sorted(set(engine.rejected.values()))[:10],
         },
+        (recorder.spans(), allocator.num_slots, allocator.block_size) if recorder else None,
     )
+
+
+def _shown(engine: Engine, num_requests: int, headline: str | None) -> AbstractContextManager[object]:
+    """Whether the run is shown while it goes on: if there is a headline."""
+    if headline is None:
+        return nullcontext()
+    from kvbench.live import Panel  # brings rich
+
+    return Panel(engine, num_requests, headline)
 
 
 def _search(config: dict[str, Any], inputs: dict[str, str]) -> _Served:

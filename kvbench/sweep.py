@@ -39,6 +39,8 @@ from kvbench.results import COLUMNS, write_csv
 
 ADHOC = "adhoc"
 """The experiment of points that are typed on the command line."""
+_OF_THE_COMMAND = ("name", "results_dir", "records", "memory_map", "live")
+"""Keys that all points of a command have in common."""
 _MAX_WORDS = 160
 """Characters that a message may spend on which point it is about."""
 RESERVED = "reference"
@@ -67,6 +69,8 @@ class Plan:
         folder: ``<results_dir>/<name>``.
         rows: in the order of the experiment; two may share a point.
         keeps_steps: whether points leave ``steps.parquet``.
+        keeps_map: whether they leave ``memory_map.parquet``.
+        is_live: whether they are shown while they run.
         capacities: the distinct capacity reports.
     """
 
@@ -76,6 +80,8 @@ class Plan:
     keeps_steps: bool
     executor: Executor
     capacities: list[Capacity]
+    keeps_map: bool = False
+    is_live: bool = False
 
     @property
     def points(self) -> dict[str, Point]:
@@ -135,12 +141,12 @@ def plan(composer: Composer, typed: list[list[Setting]], launcher: Seq[str] = ()
                 point = identify(resolved.point, inputs_of[workload])
                 rows.setdefault((common.panel, repeat, point.key), Row(point, common.panel, repeat))
                 capacities[parts.capacity] = None
-                commands[repr((common.name, common.results_dir, common.records, resolved.executor))] = resolved
+                commands[repr((*(getattr(common, name) for name in _OF_THE_COMMAND), resolved.executor))] = resolved
                 needs_one_clock |= is_real(resolved.point)
         except KvbenchError as error:
             raise error if len(expanded) == 1 else KvbenchError(f"{_words(settings, expanded)}: {error}") from None
     if len(commands) > 1:
-        raise KvbenchError("name, results_dir, records and executor belong to the whole command; give one of each")
+        raise KvbenchError(f"{', '.join(_OF_THE_COMMAND)} and executor belong to the whole command; give one of each")
     (command,) = commands.values()
     name = command.common.name or experiment or ADHOC
     if name == RESERVED:
@@ -158,8 +164,11 @@ def plan(composer: Composer, typed: list[list[Setting]], launcher: Seq[str] = ()
         folder=folder,
         rows=list(rows.values()),
         keeps_steps=command.common.records == "full",
-        executor=Serial() if needs_one_clock else executor,  # beside another point a real clock would measure both
+        # Beside another point a real clock would measure both; a terminal shows one.
+        executor=Serial() if needs_one_clock or command.common.live else executor,
         capacities=list(capacities),
+        keeps_map=command.common.memory_map,
+        is_live=command.common.live,
     )
 
 
@@ -289,10 +298,17 @@ def execute(plan: Plan, *, shows_progress: bool = True) -> Report:
     report = Report(num_reused=len(rows))
     origin = provenance(_git_commit())
     left, seconds = unfinished(plan, rows, estimate(plan, rows))
+    disabled = True if plan.is_live or not shows_progress else None  # None: where there is no terminal
     # Absolute, since a worker may be elsewhere.
-    tasks = [Task(point, points_dir.resolve(), plan.keeps_steps, origin) for point in left]
+    tasks = [
+        Task(
+            *(point, points_dir.resolve(), plan.keeps_steps, origin, plan.keeps_map),
+            headline=f"point {number} of {len(points)}" if plan.is_live else None,
+        )
+        for number, point in enumerate(left, len(outcomes) + 1)
+    ]
     with (
-        tqdm(total=len(points), initial=len(outcomes), unit="point", disable=None if shows_progress else True) as bar,
+        tqdm(total=len(points), initial=len(outcomes), unit="point", disable=disabled) as bar,
         closing(_run(plan.executor, _chunks(tasks, seconds, plan.executor))) as results,
     ):
         try:
@@ -327,7 +343,8 @@ def finished(plan: Plan) -> dict[str, dict[str, Any]]:
     """The rows of those of its points that were finished before, by key."""
     points_dir = plan.folder / "points"
     rows = {
-        key: finished_summary(point, points_dir, needs_steps=plan.keeps_steps) for key, point in plan.points.items()
+        key: finished_summary(point, points_dir, needs_steps=plan.keeps_steps, needs_map=plan.keeps_map)
+        for key, point in plan.points.items()
     }
     return {key: row for key, row in rows.items() if row is not None}
 

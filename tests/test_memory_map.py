@@ -11,19 +11,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from kvbench import compiled
 from kvbench.allocators.base import Allocator
 from kvbench.allocators.buddy import Buddy
 from kvbench.allocators.contiguous import Contiguous
 from kvbench.allocators.first_fit import FirstFit
 from kvbench.allocators.paged import Paged
+from kvbench.app import main
 from kvbench.clock import VirtualClock
-from kvbench.core import Batch, Request, Sequence, StepResult
+from kvbench.core import Batch, KvbenchError, Request, Sequence, StepResult
 from kvbench.engine import Engine, serve
 from kvbench.ledger import Ledger
 from kvbench.memory_map import MemoryMap, Purpose, load
 from kvbench.memory_map.map import RECTANGLE, write
-from kvbench.memory_map.recorder import PREFIX, Began, Ended, Recorder
-from kvbench.records import Record, write_parquet
+from kvbench.memory_map.recorder import PREFIX, SPAN, Began, Ended, Recorder
+from kvbench.records import Columns, Record, write_parquet
 from kvbench.reservation import Max, OnDemand, Oracle, Pow2, Reservation
 from kvbench.schedulers.base import Scheduler
 from kvbench.schedulers.iteration_level import IterationLevel, Restore
@@ -147,3 +149,57 @@ def test_a_batch_that_ends_together_holds_what_has_finished(tmp_path: Path) -> N
         assert_true(record, found, snapshots)
         assert found.spans["is_held"].any()
         assert Ended.HELD in found.spans["ended"]
+
+
+COMMAND = ["workload=fixed", "workload.request_rate=20", "workload.num_requests=20", "kv_cache_seqs=1", "name=map"]
+
+
+def test_a_command_leaves_a_map_and_changes_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(COMMAND) == 0
+    (steps,) = tmp_path.glob("results/map/points/*/steps.parquet")
+    before = steps.read_bytes()
+    assert main([*COMMAND, "memory_map=true"]) == 0
+    assert "Finished before" not in capsys.readouterr().out
+    found = load(steps.parent)  # the same point's folder
+    assert steps.read_bytes() == before
+    assert found.num_slots == 2048
+    assert len(set(found.spans["request"])) == 20
+    assert main([*COMMAND, "memory_map=true"]) == 0
+    assert main(COMMAND) == 0
+    assert capsys.readouterr().out.count("Finished before: 1 of 1") == 2
+
+
+def test_what_cannot_be_mapped_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*COMMAND, "memory_map=true", "records=summary"]) == 2
+    assert "leave records= at full" in capsys.readouterr().err
+    assert main(["memory_map=true", "metric=ttft_p99_s", "threshold=1", "repeats=2"]) == 2
+    assert "a search for metric= makes many" in capsys.readouterr().err
+    assert main(COMMAND) == 0
+    (folder,) = tmp_path.glob("results/map/points/*")
+    with pytest.raises(KvbenchError, match="run the point with memory_map=true"):
+        load(folder)
+    write_parquet(folder / "memory_map.parquet", {}, {"kvbench.version": "0"})
+    with pytest.raises(KvbenchError, match="schema version 0, this kvbench reads 1"):
+        load(folder)
+
+
+def test_a_run_that_is_watched_is_not_compiled() -> None:
+    scheduler = IterationLevel(Paged(800, 16), OnDemand(), MAX_MODEL_LEN)
+    engine = Engine(scheduler, simulated(StreamCosts()), VirtualClock(), Ledger(scheduler.allocator))
+    requests = [Request(i, 0.1 * i, 10, 10) for i in range(5)]
+    assert compiled.serve(engine, requests, min_requests=1) is not None
+    engine.watchers = [Recorder(scheduler)]
+    assert compiled.serve(engine, requests, min_requests=1) is None
+
+
+def test_steps_are_found_by_time() -> None:
+    spans: Columns = {name: np.zeros(0, np.int32) for name in SPAN.names or ()}
+    found = MemoryMap(16, 4, spans, start_s=np.array([0.0, 1.0, 5.0]), end_s=np.array([1.0, 2.0, 6.0]))
+    assert found.step_at([0.0, 0.99, 1.0, 2.0, 4.9, 5.5, 6.0, 9.0]).tolist() == [0, 0, 1, -1, -1, 2, -1, -1]
+    assert found.rectangles()["address"].size == 0
