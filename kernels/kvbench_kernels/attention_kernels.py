@@ -49,7 +49,7 @@ def _paged_rows(entries, first, s_block, s_token, PAGE: tl.constexpr, BLOCK_N: t
 def _attend(
     q, k, v, where, oldest, start, end, newest, qk_scale, s_block, s_token,
     ROWS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_N: tl.constexpr,
-    PAGED: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    PAGED: tl.constexpr, PAGE: tl.constexpr, PREFETCH: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     STAGES: tl.constexpr, VEC: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Online softmax of ``ROWS`` queries over tokens ``start`` (a multiple of BLOCK_N) to ``end`` of one sequence.
@@ -61,17 +61,20 @@ def _attend(
     z = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D_PAD], tl.float32)
     offs_d = tl.arange(0, D_PAD)
-    if PAGED:
+    if PAGED and PREFETCH:
         following = _entries(where, start, end, PAGE, BLOCK_N)
     for first in tl.range(start, end, BLOCK_N, num_stages=STAGES):
         tokens = first + tl.arange(0, BLOCK_N)
         stored = tokens < end
         if WINDOW > 0:
             stored &= tokens >= oldest
-        if PAGED:
+        if PAGED and PREFETCH:
             entries = following
             following = _entries(where, first + BLOCK_N, end, PAGE, BLOCK_N)
             rows = _paged_rows(entries, first, s_block, s_token, PAGE, BLOCK_N)
+        elif PAGED:
+            entries = tl.load(where + tokens // PAGE, mask=stored, other=0).to(tl.int64)
+            rows = entries * s_block + tokens % PAGE * s_token
         else:
             rows = (where + tokens) * s_token
         offsets = rows[:, None] + offs_d[None, :]
@@ -103,7 +106,7 @@ def decode_part(
     q, k, v, where, lens, out, lse, partial_out, partial_lse, qk_scale,
     s_q_batch, s_q_head, s_block, s_token, s_head, s_table, s_out_batch, s_out_head,
     GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
-    PAGED: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr,
+    PAGED: tl.constexpr, PAGE: tl.constexpr, PREFETCH: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr,
     STAGES: tl.constexpr, VEC: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """One part of one sequence for the query heads of one K/V head; grid ``(B, Hkv, SPLITS)``.
@@ -134,7 +137,7 @@ def decode_part(
     m, z, acc = _attend(
         queries, k + kv_head * s_head, v + kv_head * s_head, where, oldest, start, end, None, qk_scale,
         s_block, s_token,
-        BLOCK_H, D, D_PAD, BLOCK_N, PAGED, PAGE, False, WINDOW, STAGES, VEC, UPCAST,
+        BLOCK_H, D, D_PAD, BLOCK_N, PAGED, PAGE, PREFETCH, False, WINDOW, STAGES, VEC, UPCAST,
     )  # fmt: skip
     total = tl.where(z == 0.0, 1.0, z)
     share = acc / total[:, None]
@@ -236,7 +239,7 @@ def prefill_tile(
     _, z, acc = _attend(
         queries, k + kv_head * s_head, v + kv_head * s_head, where, oldest, start, end, newest, qk_scale,
         s_block, s_token,
-        BLOCK_M, D, D_PAD, BLOCK_N, PAGED, PAGE, CAUSAL, WINDOW, STAGES, VEC, UPCAST,
+        BLOCK_M, D, D_PAD, BLOCK_N, PAGED, PAGE, True, CAUSAL, WINDOW, STAGES, VEC, UPCAST,
     )  # fmt: skip
     share = acc / tl.where(z == 0.0, 1.0, z)[:, None]
     target = out + rows[:, None] * s_out_token + heads[:, None] * s_out_head + offs_d[None, :]

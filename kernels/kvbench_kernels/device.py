@@ -1,6 +1,6 @@
 """The functions of ``reference`` as Triton kernels. What they compute, and their arguments, is said there.
 
-Nothing here waits for the GPU or reads from it, and ``decode``, ``prefill`` and ``write_kv`` can be captured in a graph,
+Nothing here waits for the GPU or reads from it. ``decode``, ``prefill`` and ``write_kv`` can be captured in a graph,
 where ``out``, ``lse`` and ``workspace`` are the caller's. Wrong arguments are refused here: a kernel would read
 elsewhere, and a grid that is too large would leave the output as it was.
 """
@@ -13,7 +13,7 @@ import torch
 import triton
 
 from kvbench_kernels import attention_kernels, cache_kernels
-from kvbench_kernels.plan import Tiles, check_pairs, decode_tiles, prefill_tiles, workspace_len
+from kvbench_kernels.plan import DTYPES, Tiles, check_pairs, decode_tiles, prefill_tiles, workspace_len
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 MAX_GRID = 65535
@@ -38,6 +38,7 @@ def decode(
     lse: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
     tiles: Tiles | None = None,
+    prefetch: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``reference.decode``.
 
@@ -47,8 +48,10 @@ def decode(
     batch, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[-2]
     tiles = tiles or decode_tiles(head_dim, q.dtype, architecture(q.device))
-    where, page, s_block, s_token = _addresses(k, v, table, base, page, tiles)
+    where, page, s_block, s_token = _addresses(k, v, lens, table, base, page)
     group = _group(q, k, window)
+    if len(lens) != batch:
+        raise ValueError(f"{batch} queries for {len(lens)} sequences")
     if splits < 1 or splits & (splits - 1) or max(num_heads, splits) > MAX_GRID:
         raise ValueError(f"splits={splits} must be a power of two; heads and splits at most {MAX_GRID}")
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
@@ -63,19 +66,26 @@ def decode(
     if batch == 0:
         return out, lse
     partial_lse = workspace[batch * num_heads * splits * head_dim :]
-    d_pad = triton.next_power_of_2(head_dim)
     attention_kernels.decode_part[(batch, num_kv_heads, splits)](
         q, k, v, where, lens, out, lse, workspace, partial_lse, _log2_scale(scale, head_dim),
         q.stride(0), q.stride(1), s_block, s_token, k.stride(-2), 0 if table is None else where.stride(0),
         out.stride(0), out.stride(1),
-        GROUP=group, D=head_dim, D_PAD=d_pad, BLOCK_H=max(16, triton.next_power_of_2(group)), BLOCK_N=tiles.block_n,
-        PAGED=table is not None, PAGE=page, WINDOW=window, SPLITS=splits,
+        GROUP=group, D=head_dim, D_PAD=_padded(head_dim), BLOCK_H=_padded(group), BLOCK_N=tiles.block_n,
+        PAGED=table is not None, PAGE=page, PREFETCH=prefetch, WINDOW=window, SPLITS=splits,
         STAGES=tiles.num_stages, VEC=16 // k.element_size(), UPCAST=_upcast(k),
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     if splits > 1:
         attention_kernels.decode_merge[(batch, num_heads)](
-            workspace, partial_lse, out, lse, out.stride(0), out.stride(1), D=head_dim, D_PAD=d_pad, SPLITS=splits
+            workspace,
+            partial_lse,
+            out,
+            lse,
+            out.stride(0),
+            out.stride(1),
+            D=head_dim,
+            D_PAD=_padded(head_dim),
+            SPLITS=splits,
         )
     return out, lse
 
@@ -104,8 +114,10 @@ def prefill(
     num_tokens, _, head_dim = q.shape
     num_kv_heads = k.shape[-2]
     tiles = tiles or prefill_tiles(head_dim, q.dtype, architecture(q.device))
-    where, page, s_block, s_token = _addresses(k, v, table, base, page, tiles)
+    where, page, s_block, s_token = _addresses(k, v, lens, table, base, page)
     group = _group(q, k, window)
+    if len(cu_q) != len(lens) + 1 or cu_q.dtype != torch.int32:
+        raise ValueError(f"cu_q has {len(cu_q)} of {cu_q.dtype}; {len(lens) + 1} int32 needed")
     if window and not causal:
         raise ValueError(f"window={window} needs causal=True")
     if group > tiles.block_m:
@@ -119,7 +131,7 @@ def prefill(
         q, k, v, where, lens, cu_q, out, len(lens), _log2_scale(scale, head_dim),
         q.stride(0), q.stride(1), s_block, s_token, k.stride(-2), 0 if table is None else where.stride(0),
         out.stride(0), out.stride(1),
-        GROUP=group, D=head_dim, D_PAD=triton.next_power_of_2(head_dim), BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
+        GROUP=group, D=head_dim, D_PAD=_padded(head_dim), BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
         PAGED=table is not None, PAGE=page, CAUSAL=causal, WINDOW=window,
         STAGES=tiles.num_stages, VEC=16 // k.element_size(), UPCAST=_upcast(k),
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
@@ -227,32 +239,49 @@ def _copy(
 
 def _piece(kv: torch.Tensor) -> int:
     """Numbers of one block of ``[layers, 2, blocks, ...]``."""
-    if kv.dim() < 4 or kv.shape[1] != 2 or not kv[0, 0, 0].is_contiguous() or kv.shape[0] > MAX_GRID:
-        raise ValueError(f"a cache of {tuple(kv.shape)}, strides {kv.stride()}: needs [layers, 2, blocks, ...], each")
-    return math.prod(kv.shape[3:])
+    size = math.prod(kv.shape[3:])
+    in_one_piece = kv.dim() > 3 and kv.stride()[3:] == tuple(math.prod(kv.shape[i + 1 :]) for i in range(3, kv.dim()))
+    if not in_one_piece or kv.shape[1] != 2 or kv.shape[0] > MAX_GRID:
+        raise ValueError(
+            f"a cache of {tuple(kv.shape)} with {kv.stride()}; needed are [layers, 2, blocks, ...], at most {MAX_GRID} "
+            "layers, each block in one piece"
+        )
+    return size
 
 
 def _addresses(
-    k: torch.Tensor, v: torch.Tensor, table: torch.Tensor | None, base: torch.Tensor | None, page: int, tiles: Tiles
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lens: torch.Tensor,
+    table: torch.Tensor | None,
+    base: torch.Tensor | None,
+    page: int,
 ) -> tuple[torch.Tensor, int, int, int]:
     """The table or the first rows, and page, block stride and token stride that turn them into offsets."""
     _check_strides(k, v)
+    for name, given, dtype in (("lens", lens, torch.int32), ("table", table, torch.int32), ("base", base, torch.int64)):
+        if given is not None and (given.dtype != dtype or len(given) != len(lens) or given.stride(-1) != 1):
+            raise ValueError(f"{name}: {tuple(given.shape)} of {given.dtype}; {dtype} for {len(lens)} sequences needed")
     if base is not None and table is None and k.dim() == 3:
         return base, 1, 0, k.stride(0)
     if table is None or base is not None:
         raise ValueError("exactly one of table and base; base needs a cache of [rows, heads, head_dim]")
-    if k.dim() == 4 and k.shape[1] != page:
-        raise ValueError(f"page={page}, but the cache has blocks of {k.shape[1]}")
+    if page < 1 or (k.dim() == 4 and k.shape[1] != page):
+        raise ValueError(f"page={page}, of a cache of {tuple(k.shape)}")
     s_token = k.stride(-3)
     s_block = k.stride(0) if k.dim() == 4 else page * s_token
     if page & (page - 1) == 0:
         return table, page, s_block, s_token
-    # Pages that no tile divides: a table of tokens, each a page of its own.
+    # A page that no tile divides: a table of tokens, each a page of its own.
+    if s_block % s_token:
+        raise ValueError(f"blocks {s_block} apart are not a whole number of tokens, {s_token} apart; page={page}")
     rows = table[:, :, None] * (s_block // s_token) + torch.arange(page, device=table.device, dtype=table.dtype)
     return rows.flatten(1), 1, s_token, s_token
 
 
 def _check_strides(k: torch.Tensor, v: torch.Tensor) -> None:
+    if k.dtype not in DTYPES or k.dtype != v.dtype:
+        raise ValueError(f"K in {k.dtype}, V in {v.dtype}; both must be one of {', '.join(map(str, DTYPES))}")
     vec = 16 // k.element_size()
     aligned = all(stride % vec == 0 for stride in k.stride()[:-1]) and (k.data_ptr() | v.data_ptr()) % 16 == 0
     if k.shape != v.shape or k.stride() != v.stride() or k.stride(-1) != 1 or not aligned or k.shape[-1] % vec:
@@ -270,6 +299,11 @@ def _group(q: torch.Tensor, k: torch.Tensor, window: int) -> int:
     if window < 0:
         raise ValueError(f"window={window} must not be negative")
     return q.shape[1] // num_kv_heads
+
+
+def _padded(size: int) -> int:
+    """What a tile has room for: a power of two, and no less than a matrix product takes."""
+    return max(16, int(triton.next_power_of_2(size)))
 
 
 def _log2_scale(scale: float | None, head_dim: int) -> float:

@@ -12,10 +12,65 @@ from dataclasses import dataclass
 
 import torch
 
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MIN_SPLIT_LEN = 128
 """Tokens below which a part of a sequence is not worth a program of its own."""
 FULL_WAVE = 0.85
 """How full a GPU must be on average over the waves of a launch for more splits not to pay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How a kernel is cut.
+
+    Attributes:
+        block_n: tokens that one step of the loop reads.
+        num_warps: of a program.
+        num_stages: depth of the pipeline: how many tiles are under way.
+        block_m: query rows (tokens times heads of a group) of a prefill program.
+    """
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+    block_m: int = 0
+
+
+_NVIDIA = {
+    # head dimensions up to, bytes of a number -> tiles
+    (64, 2): Tiles(64, 4, 3),
+    (128, 2): Tiles(64, 4, 3),
+    (64, 4): Tiles(32, 4, 3),
+    (128, 4): Tiles(16, 4, 3),
+}
+_AMD = {
+    (64, 2): Tiles(64, 4, 2),
+    (128, 2): Tiles(64, 4, 2),
+    (64, 4): Tiles(32, 4, 2),
+    (128, 4): Tiles(16, 4, 2),
+}
+_DECODE = {"sm_80": _NVIDIA, "sm_90": _NVIDIA, "gfx942": _AMD}
+_NVIDIA_PREFILL = {(128, 2): Tiles(64, 8, 3, 128), (128, 4): Tiles(32, 8, 2, 32)}
+_AMD_PREFILL = {(128, 2): Tiles(64, 8, 2, 128), (128, 4): Tiles(32, 8, 2, 32)}
+_PREFILL = {"sm_80": _NVIDIA_PREFILL, "sm_90": _NVIDIA_PREFILL, "gfx942": _AMD_PREFILL}
+
+
+def decode_tiles(head_dim: int, dtype: torch.dtype, arch: str) -> Tiles:
+    """Tiles of ``decode``, the same for every placement.
+
+    Raises:
+        ValueError: a head dimension, a dtype or an architecture that there are none for.
+    """
+    return _look_up(_DECODE, head_dim, dtype, arch)
+
+
+def prefill_tiles(head_dim: int, dtype: torch.dtype, arch: str) -> Tiles:
+    """Tiles of ``prefill``, the same for every placement.
+
+    Raises:
+        ValueError: a head dimension, a dtype or an architecture that there are none for.
+    """
+    return _look_up(_PREFILL, head_dim, dtype, arch)
 
 
 def plan_splits(lens: Sequence[int], num_kv_heads: int, num_sms: int, ctas_per_sm: int = 3) -> int:
@@ -60,37 +115,13 @@ def check_pairs(pairs: torch.Tensor) -> None:
         raise ValueError(f"block {int(both[0])} is read and written in one copy_blocks")
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """How a kernel is cut.
-
-    Attributes:
-        block_n: tokens that one step of the loop reads.
-        num_warps: of a program.
-        num_stages: depth of the pipeline: how many tiles are under way.
-        block_m: query rows (tokens times heads of a group) of a prefill program.
-    """
-
-    block_n: int
-    num_warps: int
-    num_stages: int
-    block_m: int = 0
-
-
-_DECODE = {
-    # head_dim (up to), bytes of a number -> tiles; sm_90 and sm_80 differ in nothing that these need
-    (64, 2): Tiles(64, 4, 3),
-    (128, 2): Tiles(64, 4, 3),
-    (64, 4): Tiles(32, 4, 3),
-    (128, 4): Tiles(32, 4, 3),
-}
-
-
-def decode_tiles(head_dim: int, dtype: torch.dtype, arch: str) -> Tiles:
-    """Tiles of ``decode``; the same for every placement."""
-    return _DECODE[64 if head_dim <= 64 else 128, dtype.itemsize]
-
-
-def prefill_tiles(head_dim: int, dtype: torch.dtype, arch: str) -> Tiles:
-    """Tiles of ``prefill``; the same for every placement."""
-    return Tiles(64, 8, 3, 128)
+def _look_up(tables: dict[str, dict[tuple[int, int], Tiles]], head_dim: int, dtype: torch.dtype, arch: str) -> Tiles:
+    """Those of another NVIDIA GPU are those of sm_80, which ask least of it."""
+    table = tables.get(arch) or (tables["sm_80"] if arch.startswith("sm_") else {})
+    for (largest, num_bytes), tiles in table.items():
+        if head_dim <= largest and dtype in DTYPES and dtype.itemsize == num_bytes:
+            return tiles
+    raise ValueError(
+        f"no tiles for head_dim {head_dim} in {dtype} on {arch}; there are some for up to 128 in "
+        f"{', '.join(map(str, DTYPES))} on {', '.join(tables)}"
+    )

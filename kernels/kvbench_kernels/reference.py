@@ -25,6 +25,7 @@ def decode(
     lse: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
     tiles: Tiles | None = None,
+    prefetch: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of one new token per sequence to all tokens of its sequence; exactly one of ``table`` and ``base``.
 
@@ -43,12 +44,13 @@ def decode(
         lse: ``[B, Hq]`` float32 to write to.
         workspace: scratch of ``plan.workspace_len(...)`` float32, so that a captured graph owns it.
         tiles: other tiles than ``plan.decode_tiles``.
+        prefetch: whether the table is read one tile ahead. False is the usual paged kernel, kept to be measured.
 
     Returns:
         The output, ``[B, Hq, D]``, and the natural logarithm of the sum of exponentials, ``[B, Hq]`` float32 (``-inf``
         for a length of 0).
     """
-    del splits, workspace, tiles  # how it is computed there, not what
+    del splits, workspace, tiles, prefetch  # how it is computed there, not what
     starts = torch.arange(len(lens) + 1, device=q.device)
     return _attend(q, k, v, starts, lens, table, base, page, True, window, scale, out, lse)
 
@@ -188,6 +190,7 @@ def _attend(
         if window:
             seen &= positions > newest - window
         scores = scores.masked_fill(~seen[:, None], -math.inf)
+        values = values.masked_fill(~seen.any(0)[:, None, None], 0.0)  # they may be NaN, which zero does not undo
         sums = torch.logsumexp(scores, -1)
         weights = (scores - sums.nan_to_num(neginf=0.0)[..., None]).exp()
         out[first:last] = torch.einsum("qhk,khd->qhd", weights, values).to(out.dtype)
