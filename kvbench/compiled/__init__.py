@@ -23,12 +23,12 @@ from kvbench.core import Request
 from kvbench.engine import Engine
 from kvbench.ledger import ROW
 from kvbench.records import Record, request_table
-from kvbench.reservation import OnDemand
+from kvbench.reservation import Clairvoyant, OnDemand
 from kvbench.runners.simulated import Simulated
 from kvbench.schedulers.iteration_level import IterationLevel
 
-MIN_REQUESTS = 2000
-"""Shorter traces are done before a compiled loop is loaded."""
+MIN_REQUESTS = 500
+"""Shorter traces are about done before a compiled loop is loaded."""
 _KINDS = {Paged: 0, Buddy: 1, FirstFit: 2}
 """As ``loop`` numbers them."""
 
@@ -46,7 +46,8 @@ def serve(engine: Engine, requests: Seq[Request], min_requests: int = MIN_REQUES
         engine.watchers
         or type(scheduler) is not IterationLevel
         or type(scheduler.allocator) not in _KINDS
-        or scheduler.reservation.grows != (type(scheduler.reservation) is OnDemand)
+        or scheduler.reservation.grows != (type(scheduler.reservation) in (OnDemand, Clairvoyant))
+        or scheduler.victim != "newest"
         or scheduler.restore == "swap"
         or type(runner) is not Simulated
         or type(engine.clock) is not VirtualClock
@@ -70,6 +71,7 @@ def serve(engine: Engine, requests: Seq[Request], min_requests: int = MIN_REQUES
         allocator.block_size,
         order,
         reservation.grows,
+        type(reservation) is Clairvoyant,
         scheduler.keep,
         scheduler.max_num_seqs,
         scheduler.max_num_batched_tokens,
