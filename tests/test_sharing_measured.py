@@ -20,14 +20,15 @@ LENGTHS = "Alpaca, a sample of its pairs"
 
 
 def results(folder: Path, real: float = 0.0, **values: Any) -> Results:
-    """Ten percent for every sample or beam, and ``real`` points more where it was measured."""
+    """Ten percent for every sample or beam; where it was measured ``real`` points more, and these values."""
     rows: list[Row] = []
     for panel, bars in figure.BARS.items():
         is_real = not panel.startswith("simulated")
         way = {"runner": "cpu", "device": "cpu, 2 threads", "costs": None} if is_real else {"costs": "constant"}
         for width in figure.WIDTHS:
             found = {"panel": panel, COLUMNS[bars.decoding]: width, "sharing_saved_pct": 10.0 * width + real * is_real}
-            rows.append({"model": figure.MODEL, "workload_source": LENGTHS, **found, **way, **values})
+            same = {"model": figure.MODEL, "workload_source": LENGTHS, "num_requests": 16}
+            rows.append({**same, **found, **way, **(values if is_real else {})})
     return write_results(folder, rows)
 
 
@@ -35,10 +36,9 @@ def test_real_and_simulated_points_differ_in_the_runner_alone() -> None:
     pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
     with composer() as compose:
         rows = plan(compose, parse(["+experiment=fig_sharing_measured"], sweep=False)).rows
-    assert [row.panel for row in rows] == [panel for panel in ("samples", "beams") for _ in range(3)] + [
-        panel for panel in ("simulated_samples", "simulated_beams") for _ in range(3)
-    ]
-    for real, simulated in zip(rows[:6], rows[6:], strict=True):
+    counts = {"samples": 3, "beams": 3, "simulated_samples": 3, "simulated_beams": 3 * 8}
+    assert [row.panel for row in rows] == [panel for panel, count in counts.items() for _ in range(count)]
+    for real, simulated in zip(rows[:6], rows[6:9] + rows[9::8], strict=True):
         assert (real.point.config["choices"]["runner"], simulated.point.config["choices"]["runner"]) == (
             "cpu", "simulated",
         )  # fmt: skip
@@ -52,8 +52,10 @@ def test_measured_savings_are_held_against_simulated_ones(tmp_path: Path) -> Non
     assert [claim.measured for claim in claims] == pytest.approx([4.0] * 6)
     assert [claim.verdict for claim in claims] == [Verdict.NOT_REPRODUCED] * 3 + [Verdict.REPRODUCED] * 3
     assert {claim.verdict for claim in figure.claims(results(tmp_path / "same"))} == {Verdict.REPRODUCED}
-    other = figure.claims(results(tmp_path / "other", model="tiny_llama"))
-    assert {claim.verdict for claim in other} == {Verdict.NOT_COMPARABLE}
+    others: list[Row] = [{"model": "tiny_llama"}, {"workload_source": "drawn"}, {"num_requests": 8}]
+    for i, other in enumerate(others):
+        found = figure.claims(results(tmp_path / str(i), **other))
+        assert {claim.verdict for claim in found} == {Verdict.NOT_COMPARABLE}
     alone = figure.claims(write_results(tmp_path / "none", []))
     assert {claim.verdict for claim in alone} == {Verdict.NOT_RUN}
 

@@ -107,5 +107,5 @@ def table(summary: pd.DataFrame, kinds: Mapping[str, Bars], way: str) -> str | N
             what = f"{width} {TITLES[each.decoding][1].lower()}"
             papers = number(each.papers.get(width))
             rows.append((each.label, what, f"{found.mean():.2f}", spread, str(len(found)), papers))
-    shown = len(rows[0]) if any(each.papers for each in kinds.values()) else 3
+    shown = 6 if any(each.papers for each in kinds.values()) else 5
     return aligned([row[:shown] for row in rows], left=2) if len(rows) > 1 else None
