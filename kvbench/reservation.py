@@ -61,6 +61,22 @@ class Oracle:
         return min(request.prompt_len + request.output_len, max_model_len)
 
 
+class Clairvoyant:
+    """Nothing beyond the tokens present, to those who will find room for every token to their end.
+
+    Nobody is ever preempted. Admission looks at the true lengths of all that run (``kvbench.schedulers.foresight``): a
+    yardstick that no real system reaches.
+    """
+
+    name: ClassVar[str] = "clairvoyant"
+    uses_true_lengths: ClassVar[bool] = True
+    grows: ClassVar[bool] = True
+
+    def slots(self, request: Request, max_model_len: int) -> int:
+        """0."""
+        return 0
+
+
 class OnDemand:
     """Nothing beyond the tokens present (vLLM)."""
 

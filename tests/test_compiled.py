@@ -20,7 +20,7 @@ from kvbench.core import Request
 from kvbench.engine import Engine, serve
 from kvbench.ledger import Ledger
 from kvbench.records import Record
-from kvbench.reservation import Max, OnDemand, Oracle, Pow2, Reservation
+from kvbench.reservation import Clairvoyant, Max, OnDemand, Oracle, Pow2, Reservation
 from kvbench.runners.simulated import IterationCosts, Simulated
 from kvbench.schedulers.iteration_level import IterationLevel
 from kvbench.workloads.arrivals import Paper
@@ -32,6 +32,7 @@ MAX_MODEL_LEN = 64
 Build = Callable[[random.Random], tuple[Allocator, Reservation]]
 PLACEMENTS: dict[str, Build] = {
     "paged": lambda rng: (Paged(rng.randint(96, 300), rng.choice([1, 3, 4, 16])), OnDemand()),
+    "paged clairvoyant": lambda rng: (Paged(rng.randint(96, 300), rng.choice([1, 3, 4, 16])), Clairvoyant()),
     "paged oracle": lambda rng: (Paged(rng.randint(96, 300), rng.choice([1, 4, 16])), Oracle()),
     "buddy max": lambda rng: (Buddy(rng.randint(96, 600), 4, MAX_MODEL_LEN), Max()),
     "buddy pow2": lambda rng: (Buddy(rng.randint(96, 600), rng.choice([1, 4, 8]), MAX_MODEL_LEN), Pow2()),

@@ -37,6 +37,7 @@ def run(
     block_size: int,
     max_order: int,
     grows: bool,
+    foresees: bool,
     keep: int,
     max_num_seqs: int,
     max_num_batched_tokens: int,
@@ -54,6 +55,7 @@ def run(
         block_size: in slots.
         max_order: of the largest region of a buddy heap.
         grows: whether sequences ask for more.
+        foresees: whether none is admitted that would not find room to its end.
         keep: slots that admission leaves free.
         max_num_seqs: limit of the scheduler.
         max_num_batched_tokens: limit of the scheduler.
@@ -97,6 +99,7 @@ def run(
 
     cohorts = np.zeros(block_size, np.int64)  # by step modulo the block size
     pads = np.zeros(horizon, np.int64)  # by step: slots of last blocks that will never be filled
+    held = np.zeros(horizon if foresees else 1, np.int64)  # by step: blocks that will be held
     context_len = overreserved = padding = 0
     step = 0
     blocked = False
@@ -184,6 +187,14 @@ def run(
                         return False, seconds_rows, count_rows, times, counts
                     fits = need <= free
                     grant = -(-slots // block_size)
+                    if foresees:
+                        most = -(-(final_lens[seq] - 1) // block_size)
+                        if most >= num_blocks:
+                            return False, seconds_rows, count_rows, times, counts
+                        for i in range(final_lens[seq] - length):
+                            if held[(step + i) % horizon] - (-(length + i) // block_size) >= num_blocks:
+                                fits = False
+                                break
                 elif kind == BUDDY:
                     order = 0
                     while block_size << order < slots:
@@ -199,9 +210,12 @@ def run(
                         return False, seconds_rows, count_rows, times, counts
                     fits = grant <= extents[2][1] and grant + keep <= extents[2][2]
                 if not fits:
-                    blocked = True
+                    blocked = not foresees
                     break
                 grants[seq] = grant
+                if foresees:
+                    for i in range(final_lens[seq] - length):
+                        held[(step + i) % horizon] += -(-(length + i) // block_size)
                 if kind == PAGED:
                     free -= grant
                     granted = grant * block_size
@@ -254,7 +268,7 @@ def run(
                 square_len += length * length
                 if num_preemptions[seq]:
                     again = seq
-                    recompute_ms += p * length + q * length * length - b * length
+                    recompute_ms += p * length + q * (length * length) - b * length
         if num_running == 0:
             if num_preempted == 0:
                 return False, seconds_rows, count_rows, times, counts
@@ -272,7 +286,7 @@ def run(
             if again != NONE and size == 1 and alone:
                 mixed_ms = ms
                 length = lengths[again]
-                ms = (a - weights + c) + max(weights, 1 * (alone * length + q * length * length))
+                ms = (a - weights + c) + max(weights, alone * length + q * (length * length))
                 recompute_ms += ms - mixed_ms
             recompute_ms = max(0.0, recompute_ms)
         scheduled_s = now
@@ -321,6 +335,8 @@ def run(
 
         # Those that are done leave.
         context_len += num_running
+        if foresees:
+            held[step % horizon] = 0
         step += 1
         ending = (step - 1) % horizon
         seq = end_heads[ending]

@@ -16,12 +16,14 @@ from typing import Literal
 
 from kvbench.allocators.base import Ability, AllocationError, Allocator
 from kvbench.core import Batch, BlockCopy, Fit, KvbenchError, Request, Sequence
-from kvbench.reservation import Reservation
+from kvbench.reservation import Clairvoyant, Reservation
 from kvbench.schedulers.base import check_at_least, check_corner
+from kvbench.schedulers.foresight import Foresight
 
 OK, LATER, NEVER = Fit.OK, Fit.LATER, Fit.NEVER  # looked up in the loop
 NOBODY: dict[Sequence, None] = {}
 Restore = Literal["auto", "recompute", "swap"]
+Victim = Literal["newest", "oldest", "largest"]
 Fork = tuple[Sequence, Sequence]
 """Parent and child."""
 
@@ -30,8 +32,9 @@ class IterationLevel:
     """FCFS with preemption of the latest, as the PagedAttention authors' artifact schedules.
 
     * Before a step every running request, in the order of their admission, must see room for one token more of each of
-      its streams; while there is none, the newest that was not served yet is preempted: it loses its memory, keeps its
-      tokens and goes to the front of the queue, or it is swapped out. In such a step nobody else gets memory.
+      its streams; while there is none, the newest (``victim``) that was not served yet is preempted: it loses its
+      memory, keeps its tokens and goes back to its place in the queue, or it is swapped out. In such a step nobody else
+      gets memory.
     * In other steps those swapped out return, oldest first, where there is room for them and a block more for each
       stream; one for which there is none although nothing runs is rejected. Only when nobody is out any more the head
       of the queue is admitted, as long as the limits and the memory allow. Memory is first asked for when something was
@@ -48,10 +51,12 @@ class IterationLevel:
         max_num_seqs: sequences that may run at once.
         max_num_batched_tokens: tokens of one iteration: a decode is one, a prefill its whole length.
         watermark: share of the pool's blocks that admission leaves free, rounded down to whole blocks. None: 0.01
-            where the reservation grows, 0 where it never asks again (the artifact's values).
+            where the reservation grows, 0 where it never asks again (the artifact's values), or knows.
         restore: how a preempted request gets its memory back: computed again, or swapped out to the host pool and in
             again. ``auto``: swapped if it has several streams (the artifact's rule). One that finds the host pool full
             is computed again.
+        victim: who is preempted of those that were not served yet in a step, the one whose turn it is included: the
+            ``newest`` (the artifact's rule), the ``oldest``, or the ``largest`` (most tokens in all its streams).
 
     Raises:
         KvbenchError: a combination that does not exist, a limit below 1, a watermark outside [0, 1), swapping where
@@ -69,16 +74,19 @@ class IterationLevel:
         max_num_batched_tokens: int = 2560,
         watermark: float | None = None,
         restore: Restore = "auto",
+        victim: Victim = "newest",
     ) -> None:
         check_corner(allocator, reservation)
         check_at_least("max_num_seqs", max_num_seqs, 1)
         check_at_least("max_num_batched_tokens", max_num_batched_tokens, 1)
         if watermark is None:
-            watermark = 0.01 if reservation.grows else 0.0
+            watermark = 0.01 if reservation.grows and not isinstance(reservation, Clairvoyant) else 0.0
         if not 0 <= watermark < 1:
             raise KvbenchError(f"scheduler.watermark={watermark} is not a share of the pool; give 0 to 1, 1 excluded")
         if restore not in ("auto", "recompute", "swap"):
             raise KvbenchError(f"scheduler.restore={restore} does not exist; choose auto, recompute or swap")
+        if victim not in ("newest", "oldest", "largest"):
+            raise KvbenchError(f"scheduler.victim={victim} does not exist; choose newest, oldest or largest")
         if restore == "swap" and Ability.SWAP not in allocator.abilities:
             raise KvbenchError(
                 "scheduler.restore=swap needs allocator=paged with allocator.host_slots of a block or more"
@@ -90,6 +98,7 @@ class IterationLevel:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.keep = int(watermark * (allocator.num_slots // allocator.block_size)) * allocator.block_size
         self.restore = restore
+        self.victim = victim
         self.waiting: deque[Sequence] = deque()
         self.swapped: deque[Sequence] = deque()
         self.running: dict[Sequence, None] = {}
@@ -113,6 +122,10 @@ class IterationLevel:
         self._prefix_states = 0  # their own tokens, and those that requests which are out share with them
         self._new_prefixes: list[Sequence] = []
         self._rejected: list[tuple[Sequence, str]] = []
+        self._foresight: Foresight | None = None
+        if isinstance(reservation, Clairvoyant):
+            self._foresight = Foresight(allocator.num_slots // allocator.block_size, allocator.block_size)
+        self._serve_short = self._grow_in_order if victim == "newest" else self._serve_in_order
 
     def schedule(self) -> Batch:
         """Make room for the running sequences, then admit."""
@@ -131,9 +144,9 @@ class IterationLevel:
                     grown = tuple(cohort)
                     self._file(cohort, step + gained)
                 else:
-                    grown, gained, preempted = self._grow_in_order(cohort, copies)
+                    grown, gained, preempted = self._serve_short(cohort, copies)
             elif self.running and not self.allocator.can_append(1):
-                preempted = (self._preempt(),)
+                preempted = self._serve_short(NOBODY, copies)[2]
         returned: Seq[Sequence] = ()
         if self.swapped and not preempted:
             returned = self._return(copies)
@@ -226,11 +239,13 @@ class IterationLevel:
         grown: list[Sequence] = []
         preempted: list[Sequence] = []
         gained = 0
+        unserved = dict(running)
         for seq in list(running):
             while seq in running and not allocator.can_append(1 + len(seq.siblings)):
-                preempted.append(self._preempt())
+                preempted.append(self._preempt(unserved))
+            unserved.pop(seq, None)
             if seq not in running:
-                break  # it was preempted, and so was everyone after it
+                continue
             if seq in forks:
                 self._part(seq, self._parting(seq, cohort), copies)
                 del forks[seq]
@@ -392,7 +407,7 @@ class IterationLevel:
                     continue
                 break  # not `blocked`: the budget is new in every step
             slots = max(self.reservation.slots(seq.request, self.max_model_len), length)
-            shares = siblings or seq.request.prefix_len
+            shares = siblings or seq.request.prefix_len or self._foresight
             fit = self._can_place(seq, slots) if shares else allocator.can_allocate(slots, keep)
             if fit is not OK:
                 if fit is NEVER or (self._prefixes and not (running or self.swapped)):  # a prefix is never released
@@ -401,7 +416,7 @@ class IterationLevel:
                     pool += f", {sum(self._prefixes)} tokens of shared prefixes in it" if self._prefixes else ""
                     self._reject(f"{slots} slots{streams} do not fit {pool}")
                     continue
-                self.blocked = True
+                self.blocked = self._foresight is None  # what fits later may fit though nothing was released
                 break
             num_tokens += length
             seq.requested = slots
@@ -429,6 +444,8 @@ class IterationLevel:
         Those that share their prompt need no more than one, and a shared prefix needs only what its last block holds.
         """
         request = seq.request
+        if self._foresight and (fit := self._foresight.fit(self.step, seq)) is not OK:
+            return fit
         is_new = self._shares and seq.length == request.prompt_len
         seq.num_prefills = 1 if is_new else 1 + len(seq.siblings)
         seq.num_cached = 0
@@ -458,6 +475,8 @@ class IterationLevel:
     def _place(self, seq: Sequence, copies: list[BlockCopy]) -> int:
         """Let a request share its prefix, and its siblings its prompt, or grant each its own; returns what each has."""
         allocator, length, slots = self.allocator, seq.length, seq.requested
+        if self._foresight:
+            self._foresight.book(self.step, seq)
         if seq.num_cached:
             allocator.fork(self._prefixes[seq.num_cached], seq, seq.num_cached)
             granted = allocator.extend(seq, slots, copies)
@@ -476,9 +495,14 @@ class IterationLevel:
         """Drop the head of the queue for good."""
         self._rejected.append((self.waiting.popleft(), reason))
 
-    def _preempt(self) -> Sequence:
-        """The newest running sequence goes back to the front of the queue, or to the host pool."""
-        seq = self.running.popitem()[0]
+    def _preempt(self, unserved: dict[Sequence, None] = NOBODY) -> Sequence:
+        """The victim of those not served yet goes back to its place in the queue, or to the host pool."""
+        if self.victim == "newest":
+            seq = self.running.popitem()[0]
+        else:
+            seq = next(iter(unserved)) if self.victim == "oldest" else max(unserved, key=self._num_tokens)
+            del self.running[seq]
+        unserved.pop(seq, None)
         if self._swaps and (self.restore == "swap" or (seq.siblings and self.restore == "auto")):
             try:
                 self._moves += self.allocator.swap_out(seq.streams)
@@ -488,11 +512,15 @@ class IterationLevel:
                 self._left[seq] = self._forks.pop(seq, []), self._due(seq) - 1 - seq.origin
                 self._stop(seq)
                 self._prefix_states += self._stay(seq)
-                self.swapped.appendleft(seq)
+                _put_back(self.swapped, seq)
                 return seq
         self._release(seq)
-        self.waiting.appendleft(seq)
+        _put_back(self.waiting, seq)
         return seq
+
+    def _num_tokens(self, seq: Sequence) -> int:
+        """Tokens of a running request, in all its streams."""
+        return (self.step - seq.origin) * (1 + len(seq.siblings))
 
     def _stay(self, seq: Sequence) -> int:
         """Tokens that its streams leave in the pool when they are swapped out: what they share with a prefix."""
@@ -544,6 +572,14 @@ class IterationLevel:
         there.update(cohort)
         for seq in cohort:
             seq.cohort = there
+
+
+def _put_back(queue: deque[Sequence], seq: Sequence) -> None:
+    """Before all that arrived with it or later: the newest goes to the front, as those there were preempted before."""
+    place, arrival_s = 0, seq.request.arrival_s
+    while place < len(queue) and queue[place].request.arrival_s < arrival_s:
+        place += 1
+    queue.insert(place, seq)
 
 
 def _pairs(seq: Sequence, origins: Seq[int]) -> list[Fork]:
