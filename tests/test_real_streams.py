@@ -100,6 +100,17 @@ CASES = [(name, each, width) for name in SHAPES for each in ("swap4", "recompute
 CASES += [("tiny_llama", each, 4) for each in ("swap1", "copies4", "orca_max", "orca_pow2", "orca_oracle", "first_fit")]
 
 
+def assert_preemption_costs_time(record: Record) -> None:
+    """Where something was computed again or swapped, and only there."""
+    steps = record.steps
+    moved = steps["swapped_in"] + steps["swapped_out"]
+    for seconds, work in ((steps["swap_s"], moved), (steps["recompute_s"], steps["recomputed"])):
+        assert ((seconds > 0) == (work > 0)).all()
+    assert steps["num_preempted"].sum() == record.requests["num_preemptions"].sum()
+    assert steps["recomputed"].sum() == record.requests["recomputed_tokens"].sum()
+    assert ((record.requests["preempted_s"] > 0) <= (record.requests["num_preemptions"] > 0)).all()
+
+
 @pytest.mark.parametrize(("name", "system_name", "width"), CASES)
 def test_beam_search_equals_generate(name: str, system_name: str, width: int) -> None:
     shares = system_name.startswith(("swap", "recompute"))
@@ -122,6 +133,7 @@ def test_beam_search_equals_generate(name: str, system_name: str, width: int) ->
         assert record.requests["num_preemptions"].sum() > 0
         assert (record.steps["swapped_in"].sum() > 0) == system_name.startswith("swap")
         assert (record.requests["recomputed_tokens"].sum() > 0) == system_name.startswith("recompute")
+        assert_preemption_costs_time(record)
 
 
 PARAMS = SamplingParams(temperature=1.0, top_k=50, seed=11)
