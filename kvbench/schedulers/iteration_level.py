@@ -512,11 +512,18 @@ class IterationLevel:
                 self._left[seq] = self._forks.pop(seq, []), self._due(seq) - 1 - seq.origin
                 self._stop(seq)
                 self._prefix_states += self._stay(seq)
-                _put_back(self.swapped, seq)
+                self._put_back(self.swapped, seq)
                 return seq
         self._release(seq)
-        _put_back(self.waiting, seq)
+        self._put_back(self.waiting, seq)
         return seq
+
+    def _put_back(self, queue: deque[Sequence], seq: Sequence) -> None:
+        """The newest to the front (the artifact's rule), another victim before all that arrived with it or later."""
+        place, arrival_s = 0, seq.request.arrival_s
+        while self.victim != "newest" and place < len(queue) and queue[place].request.arrival_s < arrival_s:
+            place += 1
+        queue.insert(place, seq)
 
     def _num_tokens(self, seq: Sequence) -> int:
         """Tokens of a running request, in all its streams."""
@@ -572,14 +579,6 @@ class IterationLevel:
         there.update(cohort)
         for seq in cohort:
             seq.cohort = there
-
-
-def _put_back(queue: deque[Sequence], seq: Sequence) -> None:
-    """Before all that arrived with it or later: the newest goes to the front, as those there were preempted before."""
-    place, arrival_s = 0, seq.request.arrival_s
-    while place < len(queue) and queue[place].request.arrival_s < arrival_s:
-        place += 1
-    queue.insert(place, seq)
 
 
 def _pairs(seq: Sequence, origins: Seq[int]) -> list[Fork]:
