@@ -192,7 +192,7 @@ def parse(overrides: list[str], *, sweep: bool) -> list[list[Setting]]:
     Args:
         overrides: as typed.
         sweep: whether comma lists, ``choice()`` and ``range()`` are multiplied, as with Hydra's ``-m``. Beside an
-            experiment, lists of ``panel`` and ``system`` select among its points; they are kept as tuples.
+            experiment, lists of ``panel``, ``system`` and ``axes`` are about its points; they are kept as tuples.
 
     Returns:
         One list of settings for each combination, in Hydra's order.
@@ -212,7 +212,7 @@ def parse(overrides: list[str], *, sweep: bool) -> list[list[Setting]]:
             ) from None
         override.key_or_group = key_of(override.key_or_group)
         parsed[override.key_or_group] = override
-    selectors = SELECTORS if "experiment" in parsed else ()
+    selectors = (*SELECTORS, "axes") if "experiment" in parsed else ()
     axes = [_settings(override, parser, sweep, selectors) for override in parsed.values()]
     return [list(combination) for combination in product(*axes)]
 

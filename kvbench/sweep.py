@@ -36,6 +36,7 @@ from kvbench.point import (
 )
 from kvbench.point import inputs_of as point_inputs
 from kvbench.results import COLUMNS, write_csv
+from kvbench.schedulers.base import MissingCorner
 
 ADHOC = "adhoc"
 """The experiment of points that are typed on the command line."""
@@ -43,6 +44,8 @@ _OF_THE_COMMAND = ("name", "results_dir", "records", "memory_map", "live")
 """Keys that all points of a command have in common."""
 _MAX_WORDS = 160
 """Characters that a message may spend on which point it is about."""
+_SECTIONS = {"experiment", "common", "points", "selected", "axes"}
+"""Of an experiment's file."""
 RESERVED = "reference"
 """The folder of the results that are part of the project."""
 
@@ -144,7 +147,11 @@ def plan(composer: Composer, typed: list[list[Setting]], launcher: Seq[str] = ()
                 commands[repr((*(getattr(common, name) for name in _OF_THE_COMMAND), resolved.executor))] = resolved
                 needs_one_clock |= is_real(resolved.point)
         except KvbenchError as error:
+            if isinstance(error, MissingCorner) and any(each.key == "axes" for each in typed[0]):
+                continue
             raise error if len(expanded) == 1 else KvbenchError(f"{_words(settings, expanded)}: {error}") from None
+    if not commands:
+        raise KvbenchError(f"no combination of {next(each for each in typed[0] if each.key == 'axes')} exists")
     if len(commands) > 1:
         raise KvbenchError(f"{', '.join(_OF_THE_COMMAND)} and executor belong to the whole command; give one of each")
     (command,) = commands.values()
@@ -205,9 +212,9 @@ def _expand(experiment: str | None, command: list[Setting]) -> list[list[Setting
     if experiment is None:
         return [list(typed.values())]
     content = load_experiment(experiment)
-    if unknown := sorted(content.keys() - {"experiment", "common", "points", "selected"}):
+    if unknown := sorted(content.keys() - _SECTIONS):
         raise KvbenchError(
-            f"conf/experiment/{experiment}.yaml: unknown {unknown[0]}; it has experiment, common, points, selected"
+            f"conf/experiment/{experiment}.yaml: unknown {unknown[0]}; it has {', '.join(sorted(_SECTIONS))}"
         )
     if content.get("experiment", experiment) != experiment:
         raise KvbenchError(
@@ -224,6 +231,8 @@ def _expand(experiment: str | None, command: list[Setting]) -> list[list[Setting
         typed |= {key: _written(key, value) for key, value in (content.get("selected") or {}).items()}
     for selector in selectors:
         entries = _select(experiment, entries, selector, typed)
+    if "axes" in typed:
+        entries = _crossed(experiment, entries, content.get("axes") or {}, typed.pop("axes").value)
     return [
         settings
         for entry in entries
@@ -253,6 +262,25 @@ def _select(
             has = f"{selector} is one of {', '.join(there)}" if there else f"it has no {selector}s"
             raise KvbenchError(f"experiment={experiment} has no {selector}={value}; {has}")
     return [entry for entry, value in zip(entries, values, strict=True) if value in wanted]
+
+
+def _crossed(
+    experiment: str, entries: list[list[Setting]], axes: Mapping[str, Mapping[str, Any]], asked: object
+) -> list[list[Setting]]:
+    """The last entry of every panel with each of the named axes at each of its values, whatever combination exists."""
+    names = [str(name) for name in (asked if isinstance(asked, tuple) else (asked,))]
+    for name in names:
+        if name not in axes:
+            has = f"it has {', '.join(axes)}" if axes else "it has none"
+            raise KvbenchError(f"experiment={experiment} has no axis {name}; {has}")
+    varied = [_written(key, value) for name in names for key, value in axes[name].items()]
+    keys = {each.key for each in varied}
+    ends = {next((each.value for each in entry if each.key == "panel"), None): entry for entry in entries}
+    return [
+        settings
+        for entry in ends.values()
+        for settings in _multiply([*(each for each in entry if each.key not in keys), *varied])
+    ]
 
 
 def _written(key: object, value: object) -> Setting:

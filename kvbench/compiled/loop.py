@@ -183,14 +183,12 @@ def run(
                 slots = max(reserved[seq], length)
                 if kind == PAGED:
                     need = -(-(slots + keep) // block_size)
-                    if need > num_blocks:
+                    most = -(-(final_lens[seq] - 1) // block_size) + 1 if foresees else need
+                    if max(need, most) > num_blocks:
                         return False, seconds_rows, count_rows, times, counts
                     fits = need <= free
                     grant = -(-slots // block_size)
                     if foresees:
-                        most = -(-(final_lens[seq] - 1) // block_size)
-                        if most >= num_blocks:
-                            return False, seconds_rows, count_rows, times, counts
                         for i in range(final_lens[seq] - length):
                             if held[(step + i) % horizon] - (-(length + i) // block_size) >= num_blocks:
                                 fits = False

@@ -45,20 +45,24 @@ class Scheduler(Protocol):
         ...
 
 
+class MissingCorner(KvbenchError):
+    """A combination of choices that exist each, but not together."""
+
+
 def check_corner(allocator: Allocator, reservation: Reservation) -> None:
     """Refuse a combination of placement and reservation that does not exist.
 
     Raises:
-        KvbenchError: slabs with another reservation than max; growth where a grant cannot grow.
+        MissingCorner: slabs with another reservation than max; growth where a grant cannot grow.
     """
     placement = type(allocator).__name__
     if Ability.ANY_SIZE not in allocator.abilities and not isinstance(reservation, Max):
-        raise KvbenchError(
+        raise MissingCorner(
             f"reservation={reservation.name} does not exist for {placement}, which grants slabs of one length: "
             "use reservation=max"
         )
     if reservation.grows and Ability.GROW not in allocator.abilities:
-        raise KvbenchError(
+        raise MissingCorner(
             f"reservation={reservation.name} does not exist for {placement}, whose grants cannot grow: "
             "use reservation=max, pow2 or oracle, or allocator=paged"
         )

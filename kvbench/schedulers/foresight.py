@@ -31,7 +31,7 @@ class Foresight:
         """
         if seq.siblings or seq.request.prefix_len:
             raise KvbenchError(
-                "reservation=clairvoyant foresees requests with one output and no shared prefix; use another reservation"
+                "reservation=clairvoyant foresees requests with one output and no shared prefix; use another"
             )
         own = self._own(seq)
         if max(own) >= self._num_blocks:

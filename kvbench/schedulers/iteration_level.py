@@ -17,7 +17,7 @@ from typing import Literal
 from kvbench.allocators.base import Ability, AllocationError, Allocator
 from kvbench.core import Batch, BlockCopy, Fit, KvbenchError, Request, Sequence
 from kvbench.reservation import Clairvoyant, Reservation
-from kvbench.schedulers.base import check_at_least, check_corner
+from kvbench.schedulers.base import MissingCorner, check_at_least, check_corner
 from kvbench.schedulers.foresight import Foresight
 
 OK, LATER, NEVER = Fit.OK, Fit.LATER, Fit.NEVER  # looked up in the loop
@@ -88,7 +88,7 @@ class IterationLevel:
         if victim not in ("newest", "oldest", "largest"):
             raise KvbenchError(f"scheduler.victim={victim} does not exist; choose newest, oldest or largest")
         if restore == "swap" and Ability.SWAP not in allocator.abilities:
-            raise KvbenchError(
+            raise MissingCorner(
                 "scheduler.restore=swap needs allocator=paged with allocator.host_slots of a block or more"
             )
         self.allocator = allocator
