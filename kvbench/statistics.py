@@ -121,8 +121,16 @@ def paired_ratio(first: Values, second: Values, confidence: float = CONFIDENCE) 
     Raises:
         ValueError: they have different lengths, or a value is not above 0.
     """
-    logs = t_interval(_pairs(_logs(first), _logs(second), np.subtract), confidence)
-    return Interval(math.exp(logs.value), math.exp(logs.low), math.exp(logs.high), logs.num)
+    return _exp(t_interval(_pairs(_logs(first), _logs(second), np.subtract), confidence))
+
+
+def geometric_mean(values: Values, confidence: float = CONFIDENCE) -> Interval:
+    """Of ratios, one per repeat, with Student's interval of their logarithms: ``paired_ratio`` of what they compare.
+
+    Raises:
+        ValueError: a value is not above 0.
+    """
+    return _exp(t_interval(_logs(values), confidence))
 
 
 def unpaired_difference(first: Values, second: Values, confidence: float = CONFIDENCE) -> Interval:
@@ -274,6 +282,10 @@ def has_grown(scores: Values) -> bool:
     """
     data = _data(scores)
     return bool(data.sum() / math.sqrt(len(data)) > stdtrit(len(data) * (NUM_INCREMENTS - 1), 0.95))
+
+
+def _exp(logs: Interval) -> Interval:
+    return Interval(math.exp(logs.value), math.exp(logs.low), math.exp(logs.high), logs.num)
 
 
 def _data(values: Values) -> Floats:

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.collections import PolyCollection
 
 from kvbench.figures import fig_throughput, rates, replications
-from kvbench.paper.claims import Verdict
+from kvbench.paper.claims import Verdict, stated
 from kvbench.results import Results
 from kvbench.statistics import paired_ratio, t_interval
 from tests.synthetic_results import Row, throughput_rows, write_results
@@ -21,12 +21,12 @@ FACTORS = (1.0, 0.8, 1.3, 1.1)
 """Of latencies, for each repeat: common to all systems."""
 
 
-def repeated_rows(unstable_from: float = 0.3) -> list[Row]:
-    """Panel (a) as published, then on slower and faster traces; a queue grows where latency is above a bound."""
+def repeated_rows(letters: str = "a", unstable_from: float = 0.3) -> list[Row]:
+    """Panels as published, then on slower and faster traces; a queue grows where latency is above a bound."""
     rows = []
     for row in throughput_rows():
         for repeat, factor in enumerate(FACTORS):
-            if row["panel"] == "a":
+            if row["panel"] in letters:
                 latency = factor * row["normalized_latency_mean_s"]
                 grows = row["normalized_latency_mean_s"] > unstable_from
                 rows.append(
@@ -78,6 +78,20 @@ def test_claims_have_intervals_and_the_replay_is_judged_alone(tmp_path: Path) ->
     distance = next(row for row in rows if row.claim == "vLLM: rms of ln(measured / published)")
     assert distance.measured == pytest.approx(0, abs=0.06)
     assert distance.verdict is Verdict.REPRODUCED
+
+
+def test_what_several_panels_decide_has_an_interval_too(tmp_path: Path) -> None:
+    found = rates.panels(write_results(tmp_path, repeated_rows("ad")))
+    statement = stated("gain_with_length")
+    claim = rates.over_panels(
+        found, statement, "ad", ("orca_oracle",), lambda gains: gains["a", "orca_oracle"] / gains["d", "orca_oracle"]
+    )
+    ratios = [
+        known(found["a"].gains("orca_oracle")[repeat].value) / known(found["d"].gains("orca_oracle")[repeat].value)
+        for repeat in range(len(FACTORS))
+    ]
+    expected = t_interval(ratios)
+    assert (claim.measured, claim.ci_low, claim.ci_high) == pytest.approx((expected.value, expected.low, expected.high))
 
 
 def test_a_repeat_without_crossing_leaves_bounds(tmp_path: Path) -> None:

@@ -30,14 +30,14 @@ from kvbench.figures.frames import (
     systems,
     way,
 )
-from kvbench.figures.replications import interval, is_stable, paired_ratio
+from kvbench.figures.replications import interval, is_stable
 from kvbench.figures.style import SYSTEMS
 from kvbench.figures.terminal import aligned
 from kvbench.paper.claims import Claim, Statement, stated
 from kvbench.paper.curves import THRESHOLD_S, Crossing, crossing, log_ratios, root_mean_square
 from kvbench.paper.points import LatencyPanel, latency_panels, published
 from kvbench.results import Results
-from kvbench.statistics import Interval, t_interval
+from kvbench.statistics import Interval, geometric_mean, t_interval
 
 Gains = Mapping[tuple[str, str], float]
 """(panel, system) -> vLLM's rate at the threshold over this system's."""
@@ -242,13 +242,22 @@ def over_panels(
         baselines: the systems over which vLLM gains.
         combine: makes one number of them.
     """
-    found = {(letter, system): panels[letter].gain(system) for letter in letters for system in baselines}
-    gains = {key: each.value for key, each in found.items() if each and each.value is not None}
-    lacking = sorted({letter for letter, system in found if (letter, system) not in gains})
+    found = {(letter, system): panels[letter].gains(system) for letter in letters for system in baselines}
+    known = {
+        key: {repeat: each.value for repeat, each in gains.items() if each.value is not None}
+        for key, gains in found.items()
+    }
+    lacking = sorted({key[0] for key, gains in known.items() if not gains or len(gains) < len(found[key])})
     if lacking:
         return statement.judge(None, missing=f"needs the rates at the threshold of panel {', '.join(lacking)}")
     obstacle = next((reason for letter in letters if (reason := panels[letter].obstacle(*baselines, "vllm"))), None)
-    return statement.judge(combine(gains), obstacle=obstacle)
+    common = sorted(set.intersection(*(set(gains) for gains in known.values())))
+    if not common:
+        return statement.judge(None, missing=f"panels {', '.join(letters)} have no repeat in common")
+    mean = Reading.over(
+        t_interval([combine({key: gains[repeat] for key, gains in known.items()}) for repeat in common])
+    )
+    return statement.judge(mean.value, interval=mean.spread, obstacle=obstacle)
 
 
 @dataclass(frozen=True)
@@ -407,19 +416,21 @@ class PanelRates:
             return Reading(min(each.low for each in found), max(each.high for each in found))
         return Reading.over(t_interval(values))
 
-    def gain(self, system: str) -> Reading | None:
-        """The rate of vLLM over another system's: of one run, or over repeats, paired."""
+    def gains(self, system: str) -> dict[int, Reading]:
+        """Repeat -> the rate of vLLM over another system's."""
         ours, others = (self._repeated.get(name, {}) for name in ("vllm", system))
-        pairs = {repeat: {"vllm": ours[repeat], system: others[repeat]} for repeat in ours if repeat in others}
-        found = [each for pair in pairs.values() if (each := gain(pair, system))]
+        pairs = {each: gain({"vllm": ours[each], system: others[each]}, system) for each in ours if each in others}
+        return {repeat: found for repeat, found in pairs.items() if found}
+
+    def gain(self, system: str) -> Reading | None:
+        """The rate of vLLM over another system's: of one run, or the geometric mean over repeats, paired."""
+        found = list(self.gains(system).values())
         if not found:
             return None
-        if any(each.value is None for each in found):
+        values = [each.value for each in found if each.value is not None]
+        if len(values) < len(found):
             return Reading(min(each.low for each in found), max(each.high for each in found))
-        ratio = paired_ratio(
-            *({repeat: pair[name].rate or 0.0 for repeat, pair in pairs.items()} for name in ("vllm", system))
-        )
-        return Reading.over(ratio) if ratio else None
+        return Reading.over(geometric_mean(values))
 
     def judge(self, statement: Statement, found: Reading | None, *names: str) -> Claim:
         """Hold what these systems' curves decide against a claim."""

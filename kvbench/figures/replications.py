@@ -32,15 +32,9 @@ def interval(rows: pd.DataFrame, column: str) -> Interval | None:
 
 def ratio(first: pd.DataFrame, second: pd.DataFrame, column: str) -> Interval | None:
     """How many times the second point's value the first one's is, paired; None if no repeat has both."""
-    return paired_ratio(by_repeat(first, column), by_repeat(second, column))
-
-
-def paired_ratio(first: dict[int, float], second: dict[int, float]) -> Interval | None:
-    """The same of values by repeat, those that both have."""
-    both = [repeat for repeat in first if repeat in second]
-    if not both:
-        return None
-    return statistics.paired_ratio([first[each] for each in both], [second[each] for each in both])
+    one, other = by_repeat(first, column), by_repeat(second, column)
+    both = [repeat for repeat in one if repeat in other]
+    return statistics.paired_ratio([one[each] for each in both], [other[each] for each in both]) if both else None
 
 
 def is_stable(rows: pd.DataFrame) -> bool:
