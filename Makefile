@@ -47,8 +47,9 @@ fig_%: $(INSTALLED)  ## Reproduce one figure into results/fig_<name>/; overrides
 smoke: $(INSTALLED)  ## Run every system on a tiny trace: seconds.
 	$(KVBENCH) +experiment=smoke $(ARGS)
 
-bench: $(INSTALLED)  ## Measure the speed of simulator, attention and engine into results/bench/ (the latter two: EXTRAS=dev,models).
+bench: $(INSTALLED)  ## Measure the speed of simulator, sweeps, attention and engine into results/bench/ (the latter two: EXTRAS=dev,models).
 	$(BIN)/python -m tests.benchmarks.simulator $(ARGS)
+	$(BIN)/python -m tests.benchmarks.sweep
 	@$(BIN)/python -c 'import torch' 2>/dev/null || { \
 		echo "Attention and engine are not measured: they need make bench EXTRAS=dev,models" >&2; exit 1; }
 	$(BIN)/python -m tests.benchmarks.attention $(ARGS)

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
@@ -22,6 +22,7 @@ from kvbench.records import Columns, read_parquet
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow.dataset as ds
 
 POINT_COLUMNS = (
     "system", "allocator", "reservation", "scheduler", "copy_on_write", "block_size", "runner", "device", "hardware",
@@ -105,6 +106,23 @@ class Results:
     def requests(self, row: Mapping[str, Any] | pd.Series[Any]) -> Columns:
         """One row per request; see ``kvbench.records.Record``."""
         return read_parquet(self.folder(row) / "requests.parquet")
+
+    def dataset(self, name: Literal["requests", "steps"]) -> ds.Dataset:
+        """The requests, or the iterations, of all the last command's points as one partitioned dataset.
+
+        Nothing is read before it is asked for (``.to_table(columns=..., filter=...)``); the column ``point`` says whose
+        a row is, as in the summary.
+        """
+        import pyarrow as pa
+        import pyarrow.dataset as ds
+
+        folder = self.path / "points"
+        return ds.dataset(
+            [str(folder / point / f"{name}.parquet") for point in self.summary["point"].unique()],
+            format="parquet",
+            partitioning=ds.partitioning(pa.schema([("point", pa.string())])),
+            partition_base_dir=str(folder),
+        )
 
     def config(self, row: Mapping[str, Any] | pd.Series[Any]) -> dict[str, Any]:
         """The resolved configuration."""

@@ -58,7 +58,14 @@ PUBLISHED: dict[str, Callable[[Path], Results]] = {
 EXPERIMENTS = sorted(PUBLISHED)
 NOT_SERVED = {"fig_memory_layout", "fig_swap_microbenchmark"}
 """Figures that show no requests: capacities, prices."""
-MEASURED = {"fig_fidelity", "fig_kernel_overhead", "fig_offline_throughput", "fig_online_latency", "fig_sharing_measured"}
+MEASURED = {
+    "fig_fidelity",
+    "fig_kernel_overhead",
+    "fig_offline_throughput",
+    "fig_online_latency",
+    "fig_sharing_measured",
+    "fig_traces",
+}
 """Figures of kvbench's own experiments, which no paper has numbers for; each has a test file of its own."""
 
 

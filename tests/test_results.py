@@ -85,6 +85,16 @@ def test_results_of_a_point(tmp_path: Path) -> None:
     assert results.steps(row)["end_s"].tolist() == [1.5]
 
 
+def test_the_requests_of_all_points_are_one_dataset(tmp_path: Path) -> None:
+    for number, point in enumerate(("p-1", "q-2", "old-3")):
+        folder = tmp_path / "points" / point
+        folder.mkdir(parents=True)
+        write_parquet(folder / "requests.parquet", {"id": np.arange(number + 1, dtype=np.int32)})
+    write_csv(tmp_path / "summary.csv", ("panel", "point"), [{"point": "p-1"}, {"point": "q-2"}, {"point": "p-1"}])
+    found = Results(tmp_path).dataset("requests").to_table(columns=["point", "id"])
+    assert found.to_pydict() == {"point": ["p-1", "q-2", "q-2"], "id": [0, 0, 1]}
+
+
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KvbenchError, match=r"holds no summary\.csv"):
         Results(tmp_path)

@@ -207,8 +207,8 @@ def test_every_experiment_plans_and_has_a_script(compose: Composer, stem: str) -
     if {entry.get("costs") for entry in load_experiment(stem)["points"]} - {None, *groups()["costs"]}:
         with pytest.raises(KvbenchError, match=r"kvbench.calibrate"):  # tests/test_fidelity.py plans it
             plan(compose, typed)
-    elif stem == "fig_chatbot":
-        with pytest.raises(KvbenchError, match=r"sharegpt_turn_lengths"):  # for which nothing can stand in
+    elif stem in (needs := {"fig_chatbot": "sharegpt_turn_lengths", "fig_traces": "azure_2023_conv"}):
+        with pytest.raises(KvbenchError, match=needs[stem]):  # for which nothing can stand in
             plan(compose, typed)
     else:
         found = plan(compose, typed)

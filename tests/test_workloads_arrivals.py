@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from kvbench.core import KvbenchError
-from kvbench.workloads.arrivals import AllAtOnce, Arrivals, Gamma, Paper, Poisson
+from kvbench.workloads.arrivals import AllAtOnce, Arrivals, Gamma, OnOff, Paper, Poisson
 from kvbench.workloads.base import Load
 from kvbench.workloads.lengths import Alpaca, Fixed, Lengths, ShareGPT
 from kvbench.workloads.synthetic import Synthetic
@@ -86,7 +86,7 @@ def test_the_number_of_requests_cuts_the_papers_trace() -> None:
     assert rows(make(Paper(), request_rate=2.0, duration_s=100, num_requests=10**6)) == whole
 
 
-RENEWAL: list[Arrivals] = [Poisson(), Gamma(0.5), Gamma(4.0)]
+RENEWAL: list[Arrivals] = [Poisson(), Gamma(0.5), Gamma(4.0), OnOff(0.25, 50.0)]
 
 
 @pytest.mark.parametrize("arrivals", RENEWAL)
@@ -110,7 +110,8 @@ def test_two_durations_see_the_same_beginning(arrivals: Arrivals) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arrivals", "cv"), [(Poisson(), 1.0), (Gamma(1.0), 1.0), (Gamma(0.5), 0.5), (Gamma(3.0), 3.0)]
+    ("arrivals", "cv"),
+    [(Poisson(), 1.0), (Gamma(1.0), 1.0), (Gamma(0.5), 0.5), (Gamma(3.0), 3.0), (OnOff(0.5, 4.0), math.sqrt(2))],
 )
 def test_gaps_have_the_mean_and_the_variation_asked_for(arrivals: Arrivals, cv: float) -> None:
     times = np.array([row[0] for row in rows(make(arrivals, Fixed(1, 1), request_rate=5.0, num_requests=40_000))])
@@ -178,6 +179,9 @@ MISTAKES: list[tuple[Arrivals, dict[str, Any], str]] = [
     (Poisson(), {"request_rate": 1, "num_requests": 1.5}, r"workload\.num_requests=1\.5 is not possible"),
     (Poisson(), {"request_rate": 1, "num_requests": 10**8}, r"workload\.num_requests=100000000 is more than"),
     (Gamma(0), {"request_rate": 1, "duration_s": 9}, r"workload\.arrivals\.cv=0 is not possible"),
+    (OnOff(0, 5), {"request_rate": 1, "duration_s": 9}, r"workload\.arrivals\.on_share=0 is not possible"),
+    (OnOff(1, 5), {"request_rate": 1, "duration_s": 9}, r"workload\.arrivals\.on_share=1 is never off"),
+    (OnOff(0.5, 0.5), {"request_rate": 1, "duration_s": 9}, r"workload\.arrivals\.burst=0\.5 is less than a request"),
     (Gamma(-1), {"request_rate": 1, "duration_s": 9}, r"workload\.arrivals\.cv=-1 is not possible"),
     (Gamma(math.nan), {"request_rate": 1, "duration_s": 9}, r"workload\.arrivals\.cv=nan is not possible"),
     (Paper(), {"duration_s": 9}, r"paper arrivals need a rate; give workload\.request_rate"),

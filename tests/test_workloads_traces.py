@@ -213,7 +213,7 @@ def test_rate_duration_and_number_cut_and_stretch(tmp_path: Path) -> None:
     assert [row[0] for row in halved] == [i / 2 for i in range(11)]
     assert len(served(path, request_rate=2, duration_s=2, num_requests=9)) == 4
     trace = replay(path, request_rate=2).generate()
-    assert trace.source == "trace t.csv, scaled to 2 requests/s"
+    assert trace.source == "trace t.csv, time scaled"
 
 
 def test_what_a_trace_cannot_be_asked(tmp_path: Path) -> None:
@@ -313,3 +313,14 @@ def test_the_known_traces(
     assert trace.requests[-1].arrival_s == pytest.approx(last_s, abs=1e-6)
     everything = Replay("x", data_file(file), 200_000, **options).generate()
     assert len(everything.requests) == kept + dropped
+
+
+def test_what_is_not_replayed_is_not_counted(tmp_path: Path) -> None:
+    text = "arrival,prompt,output\n0,1,1\n1,0,1\n2,2000,100\n3,5,5\n4,0,1\n5,2000,100\n6,5,5\n"
+    path = write(tmp_path / "t.csv", text)
+    counts = [
+        (len(trace.requests), trace.num_dropped, trace.num_clipped)
+        for options in ({"num_requests": 2}, {"duration_s": 3.5}, {})
+        for trace in [replay(path, invalid="clip", **options).generate()]
+    ]
+    assert counts == [(2, 1, 1), (3, 1, 1), (5, 2, 2)]

@@ -87,6 +87,38 @@ class Gamma:
         return _renewal("gamma", lambda rng, n: rng.standard_gamma(shape, n) / shape, load, num_pairs, seed)
 
 
+@dataclass(slots=True)
+class OnOff:
+    """Bursts: exponential gaps while a source is on, an exponential time of silence after each burst.
+
+    Args:
+        on_share: of the time, above 0 and below 1; while the source is on, requests come at the mean rate over it.
+        burst: mean number of requests of a burst, 1 or more; geometrically distributed.
+    """
+
+    on_share: float
+    burst: float
+
+    strict: ClassVar[bool] = False
+
+    def draw(self, load: Load, num_pairs: int, seed: int) -> tuple[FloatArray, IntArray]:
+        """See `Arrivals`; wants what `Poisson` wants."""
+        share, burst = positive("arrivals.on_share", self.on_share), positive("arrivals.burst", self.burst)
+        if share >= 1:
+            raise KvbenchError(f"workload.arrivals.on_share={self.on_share} is never off; give less than 1")
+        if burst < 1:
+            raise KvbenchError(f"workload.arrivals.burst={self.burst} is less than a request; give 1 or more")
+        silence = burst * (1 - share)  # in mean gaps
+        until = -math.log1p(-1 / burst) if burst > 1 else math.inf
+
+        def gaps(rng: np.random.Generator, n: int) -> FloatArray:
+            drawn = rng.standard_exponential((n, 3))  # row by row, so that more of them begin with the same
+            found: FloatArray = share * drawn[:, 0] + silence * drawn[:, 1] * (drawn[:, 2] < until)
+            return found
+
+        return _renewal("on_off", gaps, load, num_pairs, seed)
+
+
 class AllAtOnce:
     """Everything arrives at time 0: for memory at saturation, and for looking at a data set."""
 

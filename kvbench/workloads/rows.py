@@ -6,7 +6,7 @@ import csv
 import json
 import warnings
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +60,19 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+
+def head(rows: Rows, count: int) -> Rows:
+    """The first so many rows."""
+
+    def cut(column: Column) -> Column:
+        texts = None if column.texts is None else column.texts[:count]
+        return replace(column, values=column.values[:count], texts=texts)
+
+    arrival = None if rows.arrival is None else cut(rows.arrival)
+    return replace(
+        rows, numbers=rows.numbers[:count], prompt=cut(rows.prompt), output=cut(rows.output), arrival=arrival
+    )
 
 
 def from_arrays(origin: str, prompt_len: IntArray, output_len: IntArray) -> Rows:

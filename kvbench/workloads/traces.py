@@ -12,8 +12,8 @@ import numpy as np
 from kvbench.core import KvbenchError
 from kvbench.workloads.base import Decoding, FloatArray, Invalid, Load, Trace, one_of, positive, to_requests, whole
 from kvbench.workloads.files import digest, is_present
-from kvbench.workloads.rows import Rows, read_csv, read_json_lines
-from kvbench.workloads.validity import Valid, enforce
+from kvbench.workloads.rows import Rows, head, read_csv, read_json_lines
+from kvbench.workloads.validity import enforce
 
 ArrivalAs = Literal["seconds", "milliseconds", "timestamps"]
 """How a file states arrivals: numbers since the start of the trace, or dates with a time (UTC)."""
@@ -64,7 +64,8 @@ class Replay:
         """See `kvbench.workloads.base.Workload`; also raises `KvbenchError` where nothing is left of the file."""
         load = Load(self.request_rate, self.duration_s, self.num_requests)
         decoding = Decoding(self.num_samples, self.beam_width)
-        valid = enforce(self._read(), self.invalid, self.max_model_len)
+        rows = self._read()
+        valid = enforce(rows, self.invalid, self.max_model_len)
         arrival_s = self._stretch(self._spread(valid.arrival_s))
         until = len(arrival_s) if load.duration_s is None else int(np.searchsorted(arrival_s, load.duration_s))
         if until == 0:
@@ -73,13 +74,10 @@ class Replay:
                 f"the first comes at {arrival_s[0]:.6g} s"
             )
         kept = slice(until if load.num_requests is None else min(until, load.num_requests))
-        return Trace(
-            to_requests(arrival_s[kept], valid.prompt_len[kept], valid.output_len[kept], decoding),
-            self._source(valid),
-            valid.num_dropped,
-            valid.num_clipped,
-            self.inputs(),
-        )
+        requests = to_requests(arrival_s[kept], valid.prompt_len[kept], valid.output_len[kept], decoding)
+        if len(requests) < len(valid.kept):  # what became of rows after the last one kept is nobody's business
+            valid = enforce(head(rows, int(valid.kept[kept].max()) + 1), self.invalid, self.max_model_len)
+        return Trace(requests, self._source(), valid.num_dropped, valid.num_clipped, self.inputs())
 
     def inputs(self) -> dict[str, str]:
         """See `kvbench.workloads.base.Workload`."""
@@ -133,10 +131,10 @@ class Replay:
         stretched: FloatArray = arrival_s * factor
         return stretched
 
-    def _source(self, valid: Valid) -> str:
+    def _source(self) -> str:
         source = self.title or f"trace {self._path().name}"
         if self.bucket_s is not None:
             source += f", arrivals spread over {self.bucket_s:g} s"
         if self.request_rate is not None:
-            source += f", scaled to {self.request_rate:g} requests/s"
+            source += ", time scaled"
         return source
