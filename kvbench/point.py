@@ -263,7 +263,6 @@ def _real_runner(config: Mapping[str, Any], allocator: Allocator) -> Callable[[]
     arguments = {key: value for key, value in node.items() if key != "_target_"}
     check_arguments(locate(node["_target_"], "runner"), arguments, "runner", given)
     if "sampling" in node:
-        if "sampling" in node:
         instantiate(node["sampling"], "runner.sampling")
     return lambda: cast(Runner, instantiate(node, "runner", **given))
 
