@@ -21,13 +21,14 @@ SETTING = ["panel", "model", "hardware", "workload", "metric", "threshold", "slo
 
 
 def draw(results: Results) -> dict[str, Figure]:
-    """One row for each system, settings below each other: its capacity and the interval; hollow what the traces gave."""
+    """One row for each system, settings below each other: its capacity, the interval, hollow what the traces gave."""
     settings = _settings(results.summary)
     if not settings:
         return {}
     count = sum(len(systems(rows)) for rows in settings)
     with style.context():
-        note = footnote(results.summary, _criterion(results.summary), _meaning(results.summary))
+        hollow = "Hollow: as read on the traces, not corrected"
+        note = footnote(results.summary, _criterion(results.summary), _meaning(results.summary), hollow)
         figure = style.new_figure(style.COLUMN_IN, 0.35 + 0.22 * count + 0.3 * len(settings), note)
         heights = [len(systems(rows)) for rows in settings]
         grid = figure.subplots(len(settings), 1, squeeze=False, sharex=True, height_ratios=heights)
@@ -43,6 +44,7 @@ def draw(results: Results) -> dict[str, Figure]:
                 style.plot_hollow(axes, [(trace.value, place)], look.color, look.marker, size=6)
             axes.set_yticks(range(len(looks)), [look.label for look in looks.values()])
             axes.set_ylim(len(looks) - 0.5, -0.5)
+            axes.margins(x=0.08)
             axes.set_xlim(left=0)
             axes.set_title(_title(rows))
         grid[-1, 0].set_xlabel("Request rate sustained (requests/s)")
@@ -62,7 +64,9 @@ def table(results: Results) -> str | None:
     if not lines:
         return None
     header = ("setting", "system", "capacity", "as read", "vLLM over it")
-    title = f"Capacity (requests/s): {_criterion(results.summary)}. {_meaning(results.summary)}."
+    title = (
+        f"Capacity (requests/s): {_criterion(results.summary)}.\n{_meaning(results.summary)}; as read: not corrected."
+    )
     return f"{title}\n{aligned([header, *lines], left=2)}"
 
 
@@ -98,4 +102,4 @@ def _meaning(summary: pd.DataFrame) -> str:
     )
     durations = [f"{each:g} s" for each in sorted(set(summary["duration_s"])) if not math.isnan(each)]
     length = f" ({', '.join(durations)})" if durations else ""
-    return f"Means and 95 % intervals over {nums} paired repeats, corrected for the length of the trace{length}; as read: not corrected"
+    return f"Means and 95 % intervals over {nums} paired repeats, corrected for the length of the trace{length}"

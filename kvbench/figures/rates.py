@@ -199,7 +199,7 @@ def table(results: Results, panels: Iterable[PanelRates]) -> str | None:
             value = ours.value if ours else None
             ratio = f"{value / papers.rate:.2f}" if papers and papers.rate and value else ""
             said = str(ours or "") or str(panel.crossings[system])
-            more = (str(gained or "-"), _stable_to(panel, system)) if repeated else ()
+            more = (str(gained or "") or "-", _stable_to(panel, system)) if repeated else ()
             rows.append((panel.title, look.label, said, str(papers or ""), ratio, *more))
     if not rows:
         return None
