@@ -52,6 +52,7 @@ from kvbench.results import POINT_COLUMNS, is_nothing, write_json, write_text
 from kvbench.runners.base import Runner
 from kvbench.runners.simulated import NOT_COEFFICIENTS, IterationCosts
 from kvbench.schedulers.base import Scheduler
+from kvbench.schema import VERSION as SCHEMA
 from kvbench.search import Search, of_steady_state
 from kvbench.workloads.base import Trace, Workload
 
@@ -627,6 +628,7 @@ def _failed(task: Task, message: str, trace: str | None) -> Outcome:
 def provenance(commit: str | None) -> dict[str, Any]:
     """What a manifest says of the machine and the software: provenance, never identity."""
     return {
+        "schema": SCHEMA,
         "git_commit": commit,
         "versions": {"python": platform.python_version(), "kvbench": __version__, **_versions("numpy", "pyarrow")},
         "host": platform.node(),

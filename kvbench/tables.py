@@ -1,0 +1,106 @@
+"""Results as pandas tables with typed columns, those of ``kvbench.schema``: what ``kvbench.load`` returns."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+
+from kvbench.core import KvbenchError
+from kvbench.results import Results
+from kvbench.schema import TABLES, VERSION, Column
+
+Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+
+def load(folders: Folders, table: str = "summary") -> pd.DataFrame:
+    """See ``kvbench.load``."""
+    if table not in TABLES:
+        raise KvbenchError(f"there is no table {table!r}; choose from {', '.join(TABLES)}")
+    paths = [folders] if isinstance(folders, str | os.PathLike) else list(folders)
+    if not paths:
+        raise KvbenchError("no folder of results is given; give results/NAME, or several")
+    columns = TABLES[table][1]
+    frames = [_load(Results(Path(path)), table, columns) for path in paths]
+    keys = ["results"] if table == "summary" else ["results", "point"]
+    unknown = list(dict.fromkeys(name for frame in frames for name in frame if name not in {*keys, *columns}))
+    missing = [name for name in columns if any(name not in frame for frame in frames)]
+    whole = pd.concat([_complete(frame, columns) for frame in frames], ignore_index=True)
+    whole = whole[[*keys, *columns, *unknown]].astype(dict.fromkeys(keys, "category"))
+    whole.attrs = {
+        "schema": VERSION,
+        "units": {name: column.unit for name, column in columns.items()},
+        "missing": missing,
+        "unknown": unknown,
+    }
+    return whole
+
+
+def _load(results: Results, table: str, columns: Mapping[str, Column]) -> pd.DataFrame:
+    summary = results.summary
+    if lacking := [name for name in ("system", "point") if name not in summary]:
+        raise KvbenchError(f"{results.path / 'summary.csv'} is not kvbench's: it has no column {' and '.join(lacking)}")
+    _check_version(results, summary)
+    if table == "summary":
+        frame = _typed(summary, columns, results.path / "summary.csv")
+    else:
+        frame = _records(results, summary, "requests" if table == "requests" else "steps")
+    frame.insert(0, "results", str(results.path))
+    return frame
+
+
+def _records(results: Results, summary: pd.DataFrame, table: Literal["requests", "steps"]) -> pd.DataFrame:
+    for point in summary["point"].unique():
+        path = results.path / "points" / point / f"{table}.parquet"
+        if not path.is_file():
+            why = "the point was run with records=summary; run it with records=full"
+            if not path.parent.is_dir():
+                why = "only the summary was kept; run the experiment"
+            raise KvbenchError(f"{path} does not exist: {why}")
+    frame: pd.DataFrame = results.dataset(table).to_table().to_pandas()
+    frame.insert(0, "point", frame.pop("point"))
+    return frame
+
+
+def _check_version(results: Results, summary: pd.DataFrame) -> None:
+    """All points of a summary were written by the same sources, so that one manifest speaks for all."""
+    if summary.empty:
+        return
+    point = str(summary["point"].iloc[0])
+    kept, together = results.folder(summary.iloc[0]) / "manifest.json", results.path / "manifests.json"
+    manifest = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+    if not manifest and together.is_file():
+        manifest = json.loads(together.read_text(encoding="utf-8")).get(point, {})
+    version = manifest.get("schema", 1)
+    if version > VERSION:
+        raise KvbenchError(
+            f"{results.path} has schema version {version}, this kvbench reads up to {VERSION}; update kvbench"
+        )
+
+
+def _typed(summary: pd.DataFrame, columns: Mapping[str, Column], path: Path) -> pd.DataFrame:
+    typed = {}
+    for name, cells in summary.items():
+        column = columns.get(str(name))
+        try:
+            typed[name] = cells if column is None else cells.astype(column.dtype)
+        except (TypeError, ValueError):
+            kind = "numbers" if column and column.dtype in ("Int64", "float64") else "flags"
+            raise KvbenchError(f"{path}: column {name} should hold {kind}, and does not") from None
+    return pd.DataFrame(typed)
+
+
+def _complete(frame: pd.DataFrame, columns: Mapping[str, Column]) -> pd.DataFrame:
+    """With the columns that it lacks, empty; integers then need a type that has room for nothing."""
+    lacking = {
+        name: pd.Series(pd.NA, frame.index, dtype="Int32")
+        if column.dtype == "int32"
+        else pd.Series(float("nan"), frame.index, dtype=column.dtype)
+        for name, column in columns.items()
+        if name not in frame
+    }
+    return pd.concat([frame, pd.DataFrame(lacking, frame.index)], axis=1)
