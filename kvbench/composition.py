@@ -400,6 +400,13 @@ class Composer:
             try:
                 config = compose("config", [f"{group}={choice}" for group, choice in key], return_hydra_config=True)
             except (HydraException, OmegaConfBaseException) as error:
+                for group in choices:
+                    outer, slash, inner = group.rpartition("/")
+                    if slash and f"Could not override '{group}'" in str(error):
+                        raise KvbenchError(
+                            f"{outer}={choices.get(outer)} has no {inner} to choose, as {group}={choices[group]} asks; "
+                            f"choose another {outer}"
+                        ) from None
                 raise KvbenchError(f"conf/ cannot be composed with {dict(key)}: {_first_line(error)}") from error
             chosen = {group: str(name) for group, name in config.hydra.runtime.choices.items() if group in groups()}
             OmegaConf.set_readonly(config, False)

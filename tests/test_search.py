@@ -112,6 +112,7 @@ def test_an_experiment_of_searches(compose: Composer, tmp_path: Path) -> None:
         (("metric=slo_attainment_pct", "threshold=90", "repeats=2"), "needs an objective"),
         (("metric=ttft_p50_s", "threshold=-1", "repeats=2"), "can never be kept"),
         (("metric=ttft_p50_s", "threshold=1", "repeats=2", "workload/arrivals=all_at_once"), "has one trace"),
+        (("metric=ttft_p50_s", "threshold=1", "repeats=2", "workload=trace"), "has no arrivals to choose"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(compose: Composer, typed: tuple[str, ...], words: str) -> None:
