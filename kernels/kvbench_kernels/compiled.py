@@ -89,6 +89,7 @@ class Compiled:
     """
 
     def __init__(self, kernel: Any) -> None:
+        self.hash = str(kernel.hash)
         self.assembly: str | None = kernel.asm.get("amdgcn")
         self.binary: bytes = kernel.asm.get("cubin", b"")
         self.shared_bytes = int(kernel.metadata.shared)

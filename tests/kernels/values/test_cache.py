@@ -84,5 +84,5 @@ def test_nothing_to_do_is_nothing_done() -> None:
     device.copy_blocks(kv, torch.empty((0, 2), dtype=torch.int64))
     device.gather_blocks(kv, torch.empty((0, 1, 2, 1, 16), device=DEVICE), ids)
     device.move_rows(kv, 0, 1, 0)
-    device.write_kv(kv[0, :, :0, 0], kv[0, :, :0, 0], kv[0, 0], kv[0, 1], ids)
+    device.write_kv(kv[0, 0, :0], kv[0, 1, :0], kv[0, 0], kv[0, 1], ids)
     assert torch.equal(kv, expected)
