@@ -6,6 +6,7 @@ Work of one queue is done in its order; what has to wait for the other queue say
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -121,6 +122,8 @@ class Cuda:
     def __init__(self, index: int = 0) -> None:
         check_gpus(index + 1)
         torch.cuda.set_device(index)
+        gc.collect()  # the pool of an earlier run, and its graphs
+        torch.cuda.empty_cache()
         self.where = torch.device("cuda", index)
         self.name = torch.cuda.get_device_name(index)
         self._streams = {queue: torch.cuda.Stream(self.where) for queue in (COMPUTE, SWAP)}

@@ -174,6 +174,10 @@ class Shard:
 
         self.device.submit(COMPUTE, mixed)
 
+    def step_seconds(self, size: int) -> float:
+        """What the device takes for the last decode step of this bucket, when it does it once more."""
+        return self.device.seconds(self._replays[size])
+
     def copy(self, pairs: NDArray[np.int64]) -> None:
         """Copy slots within the cache, ``[N, 3]``: first source, first target, how many; the last of a target counts.
 

@@ -1,0 +1,677 @@
+"""Everything that only a GPU can tell, in one command of at most 8 minutes; results are written after every part.
+
+1. ``kernels``: every kernel against its plain-torch counterpart in float64, on the device.
+2. ``engine``: tokens of every system against Hugging Face's, in float32; no wait inside a step; swaps lose nothing.
+3. ``benchmark``: fig_kernel_overhead.
+4. ``offline``: fig_offline_throughput on the shapes of OPT-13B, random weights, bfloat16, in a KV pool of 12 GiB as in
+   the paper, and in the rest of the card; what a decode step of 64 sequences spends outside the device.
+5. ``calibration``: iteration costs of this GPU.
+6. ``fidelity``: fig_fidelity: the 12 GiB runs, simulated with these costs.
+
+Each part may take until its share of the time is over; what is then left of it is skipped, and said so. Needs no
+network and no installation of kvbench, but torch, triton, transformers, numpy, scipy, pandas, pyarrow, matplotlib,
+tqdm, PyYAML, and three packages that few machines have. Make wheels of these where there is a network:
+
+    pip wheel --no-deps -w wheels hydra-core==1.3.8 omegaconf==2.3.1 antlr4-python3-runtime==4.9.3
+
+and without one
+
+    pip install --no-index --no-deps --target site wheels/*.whl
+    PYTHONPATH=site python experiments/gpu_check.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import statistics
+import sys
+import tarfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]  # kvbench need not be installed
+
+SHARES = {"kernels": 0.12, "engine": 0.22, "benchmark": 0.42, "offline": 0.78, "calibration": 0.95, "fidelity": 1.0}
+"""Part -> when it must be over, as a share of the time."""
+SYSTEMS = ["vllm", "orca_max", "orca_oracle", "orca_pow2", "fastertransformer"]
+"""In the order in which they are run, as far as time allows."""
+PAPER_KV_BYTES = 12 * 2**30
+OVERHEAD_BATCH = 64
+RESERVE_S = 20.0
+"""Left for the rest of a part when a point is started."""
+
+
+@dataclass(slots=True)
+class Options:
+    """Of the command line.
+
+    Attributes:
+        device: ``cuda``, or ``cpu`` to try the code.
+        tiny: seconds instead of minutes.
+        out: the folder of all results.
+        minutes: of the whole run.
+        parts: which.
+        archive: a ``.tar.gz`` that holds ``out``, renewed after every part.
+    """
+
+    device: str
+    tiny: bool
+    out: Path
+    minutes: float
+    parts: list[str]
+    archive: Path | None
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found, kept in ``gpu_check.json``.
+
+    Attributes:
+        parts: name -> status, seconds, and what the part has to say.
+        goals: name -> what was measured, what must be reached, and whether it was.
+    """
+
+    options: Options
+    started: float = field(default_factory=time.monotonic)
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    goals: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def left_s(self, part: str) -> float:
+        """Seconds that are left of a part's share."""
+        return 60 * self.options.minutes * SHARES[part] - (time.monotonic() - self.started)
+
+    def goal(self, name: str, measured: float, *, least: float | None = None, most: float | None = None) -> None:
+        """Note a number with its bar."""
+        met = (least is None or measured >= least) and (most is None or measured <= most)
+        bars = {"at_least": least, "at_most": most}
+        self.goals[name] = {"measured": measured, **{k: v for k, v in bars.items() if v is not None}, "met": met}
+
+    def write(self) -> None:
+        """Everything so far."""
+        from kvbench.results import write_text
+
+        self.options.out.mkdir(parents=True, exist_ok=True)
+        content = {"environment": environment(self.options.device), "parts": self.parts, "goals": self.goals}
+        write_text(self.options.out / "gpu_check.json", json.dumps(content, indent=1, default=str) + "\n")
+        if self.options.archive is not None:
+            temporary = self.options.archive.with_suffix(".tmp")
+            with tarfile.open(temporary, "w:gz") as archive:
+                archive.add(self.options.out, self.options.out.name)
+            temporary.replace(self.options.archive)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the parts; returns 1 if one of them failed."""
+    options = _parse(arguments)
+    report = Report(options)
+    parts: dict[str, Callable[[Report], dict[str, Any]]] = {
+        "kernels": check_kernels,
+        "engine": check_engine,
+        "benchmark": benchmark,
+        "offline": offline,
+        "calibration": calibration,
+        "fidelity": fidelity,
+    }
+    from kvbench.core import KvbenchError
+
+    try:
+        import hydra  # noqa: F401
+
+        from kvbench.runners.cuda import check_device
+
+        check_device(options.device)
+    except ModuleNotFoundError as missing:
+        print(f"{missing.name} is missing: see --help for what to bring", file=sys.stderr)
+        return 2
+    except KvbenchError as refused:
+        print(refused, file=sys.stderr)
+        return 2
+    report.write()
+    for name in options.parts:
+        started = time.monotonic()
+        print(f"== {name} ({report.left_s(name):.0f} s)", flush=True)
+        try:
+            is_late = report.left_s(name) <= 0
+            found = {"status": "skipped: no time left"} if is_late else {"status": "done", **parts[name](report)}
+        except Exception as error:  # the other parts may still tell something
+            traceback.print_exc()
+            found = {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+        report.parts[name] = {**found, "seconds": round(time.monotonic() - started, 1)}
+        print(json.dumps(report.parts[name], default=str), flush=True)
+        report.write()
+    for name, goal in report.goals.items():
+        print(f"{name}: {goal['measured']:.4g} ({'met' if goal['met'] else 'missed'}: {goal})")
+    failed = [name for name in options.parts if report.parts[name]["status"] == "failed"]
+    print(f"Results: {options.out}" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    return 1 if failed else 0
+
+
+def _parse(arguments: Sequence[str] | None) -> Options:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="seconds instead of minutes: to try the code")
+    parser.add_argument("--out", type=Path, default=Path("results/gpu_check"), help="default: %(default)s")
+    parser.add_argument("--minutes", type=float, default=8.0, help="of the whole run (default: %(default)s)")
+    parser.add_argument("--parts", nargs="+", choices=list(SHARES), default=list(SHARES), metavar="PART")
+    parser.add_argument("--archive", type=Path, help="a .tar.gz of the results, renewed after every part")
+    return Options(**vars(parser.parse_args(arguments)))
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What computed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    versions = {}
+    for name in ("torch", "triton", "transformers", "numpy"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "none"
+    found: dict[str, Any] = {"python": sys.version.split()[0], **versions, "command": sys.argv}
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        found |= {"gpu": properties.name, "memory_bytes": properties.total_memory, "cuda": torch.version.cuda}
+        found |= {"multiprocessors": properties.multi_processor_count}
+    return found
+
+
+# --- 1. kernels -----------------------------------------------------------------------------------------------------
+
+
+DTYPES = {"bfloat16": 2e-2, "float16": 4e-3, "float32": 2e-4}
+"""Dtype -> the error that is allowed."""
+Shape = tuple[str, int, int, int]
+"""Dtype, head dimension, query heads for each K/V head, tokens of a block."""
+
+
+def check_kernels(report: Report) -> dict[str, Any]:
+    """Random shapes against float64, paged against contiguous bit for bit; whatever nobody owns is NaN.
+
+    Most of the time is compiling, so several processes share the shapes.
+    """
+    shapes = [
+        (dtype, head_dim, group, page)
+        for page in (16, 1, 8, 12, 32, 128)
+        for dtype in DTYPES
+        for head_dim, group in ((128, 1), (64, 1), (64, 4), (80, 1), (96, 3), (128, 4), (128, 8))
+    ]
+    first, *others = shapes
+    shapes = [first, *random.Random(0).sample(others, 7 if report.options.tiny else len(others))]
+    worst: dict[str, float] = {}
+    num_cases = 0
+    for errors in _each(report, shapes):
+        num_cases += 1
+        for name, error in errors.items():
+            worst[name] = max(worst.get(name, 0.0), float(f"{error:.3g}"))
+    return {"cases": num_cases, "of": len(shapes), "largest_errors": worst}
+
+
+def _each(report: Report, shapes: list[Shape]) -> Iterator[dict[str, float]]:
+    """The errors of every shape, in several processes on a GPU, as long as there is time."""
+    options = report.options
+    if options.device == "cpu":
+        yield from (check_shape(options.device, options.tiny, shape) for shape in shapes)
+        return
+    workers = max(1, min(8, (os.cpu_count() or 1) // 2))
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        pending = {pool.submit(check_shape, options.device, options.tiny, shape) for shape in shapes}
+        while pending and report.left_s("kernels") > 0:
+            done, pending = wait(pending, timeout=max(report.left_s("kernels"), 0.1), return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def check_shape(device: str, tiny: bool, shape: Shape) -> dict[str, float]:
+    """The largest error of every kernel; raises AssertionError if one is too large."""
+    import torch
+
+    dtype, head_dim, group, page = shape
+    rng = random.Random(str(shape))
+    edges = [0, 1, page - 1, page, page + 1, 63, 64, 65, 300] + ([] if tiny else [1025, 4097])
+    lens = [*(rng.choice(edges) for _ in range(7)), 17]
+    case = Case(getattr(torch, dtype), head_dim, group, page, lens, torch.device(device))
+    errors = case.errors(splits=rng.choice([1, 2, 8, 16]), window=rng.choice([0, 0, 1, 100]))
+    for name, error in errors.items():
+        if not error <= DTYPES[dtype]:
+            raise AssertionError(f"{name}, {dtype}, head_dim {head_dim}, group {group}, page {page}: error {error}")
+    return {f"{name} {dtype}": error for name, error in errors.items()}
+
+
+class Case:
+    """Sequences in shuffled blocks and side by side, over two pools that hold the same, in a sea of NaN.
+
+    Args:
+        dtype: of everything.
+        head_dim: numbers of a head.
+        group: query heads for each of 2 K/V heads.
+        page: tokens of a block.
+        lens: tokens of each sequence.
+        where: the device.
+    """
+
+    def __init__(self, dtype: Any, head_dim: int, group: int, page: int, lens: list[int], where: Any) -> None:
+        import torch
+
+        generator = torch.Generator(where).manual_seed(sum(lens) + page + head_dim)
+
+        def noise(*shape: int) -> Any:
+            return torch.randn(shape, dtype=torch.float32, device=where, generator=generator).to(dtype)
+
+        self.page, self.lens, self.where, self.dtype = page, lens, where, dtype
+        num_blocks = [-(-length // page) for length in lens]
+        free = (1 + torch.randperm(sum(num_blocks) + 2)).tolist()  # the first and the last blocks are nobody's
+        blocks = [[free.pop() for _ in range(count)] for count in num_blocks]
+        width = -(-(max(num_blocks) + 1) // 16) * 16
+        self.table = torch.full((len(lens), width), -1, dtype=torch.int32)
+        for row, held in zip(self.table, blocks, strict=True):
+            row[: len(held)] = torch.tensor(held, dtype=torch.int32)
+        self.table = self.table.to(where)
+        self.num_rows = (sum(num_blocks) + 4) * page
+        starts = [0]
+        for length in lens:
+            starts.append(starts[-1] + length + 3)
+        self.base = torch.tensor(starts[:-1], device=where)
+        self.paged, self.flat = (torch.full((2, 2, n, 2, head_dim), torch.nan, dtype=dtype, device=where)
+                                 for n in (self.num_rows, starts[-1]))  # fmt: skip
+        self.kv = [noise(2, length, 2, head_dim) for length in lens]
+        self.slots = [
+            torch.tensor([held[i // page] * page + i % page for i in range(length)], dtype=torch.int64, device=where)
+            for length, held in zip(lens, blocks, strict=True)
+        ]
+        self.q = noise(len(lens), 2 * group, head_dim)
+        self.counts = [min(length, 1 + index * 7) for index, length in enumerate(lens)]
+        self.new = noise(sum(self.counts), 2 * group, head_dim)
+
+    def errors(self, splits: int, window: int) -> dict[str, float]:
+        """Kernel -> its largest error; 0 where bits are compared, infinite where they differ."""
+        import torch
+
+        from kvbench.attention import triton
+        from kvbench_kernels import reference
+
+        kernels = triton.kernels(self.where)
+        for k_and_v, slots, start in zip(self.kv, self.slots, self.base.tolist(), strict=True):
+            flat = torch.arange(start, start + len(slots), device=self.where)
+            padded = torch.cat([slots, slots.new_tensor([-1])])
+            for pool, rows in ((self.paged, padded), (self.flat, torch.cat([flat, flat.new_tensor([-1])]))):
+                nowhere = torch.full((2, 1, *k_and_v.shape[2:]), 99.0, dtype=k_and_v.dtype, device=self.where)
+                new = torch.cat([k_and_v, nowhere], 1)
+                kernels.write_kv(new[0], new[1], pool[0, 0], pool[0, 1], rows)
+        lens = torch.tensor(self.lens, dtype=torch.int32, device=self.where)
+        starts = torch.tensor([0, *self.counts], device=self.where).cumsum(0).int()
+        paged: dict[str, Any] = {"table": self.table, "page": self.page}
+        found = {}
+        options: dict[str, Any] = {"window": window, "scale": 0.1}
+        for name, pool, place in (("paged", self.paged, paged), ("flat", self.flat, {"base": self.base})):
+            k, v = pool[0]
+            decoded = kernels.decode(self.q, k, v, lens, splits=splits, **place, **options)[0]
+            filled = kernels.prefill(self.new, k, v, starts, lens, **place, **options)
+            found[name] = decoded, filled
+        k, v = self.paged[0].double()
+        expected = (
+            reference.decode(self.q.double(), k, v, lens, **paged, **options)[0],
+            reference.prefill(self.new.double(), k, v, starts, lens, **paged, **options),
+        )
+        naive = kernels.decode(self.q, *self.paged[0], lens, splits=splits, prefetch=False, **paged, **options)[0]
+        errors = {
+            name: float((got.double() - wanted).abs().nan_to_num(torch.inf).max())
+            for name, got, wanted in zip(
+                ("decode", "prefill", "naive decode"), (*found["paged"], naive), (*expected, expected[0]), strict=True
+            )
+        }
+        for name, ours, other in zip(("decode", "prefill"), found["paged"], found["flat"], strict=True):
+            errors[f"{name}: paged against contiguous"] = 0.0 if torch.equal(ours, other) else torch.inf
+        return errors | self._moves(kernels, reference)
+
+    def _moves(self, kernels: Any, reference: Any) -> dict[str, float]:
+        """Copies, swaps and moves, bit for bit."""
+        import torch
+
+        data = torch.randn_like(self.paged.float()).to(self.dtype)
+        blocks = data.unflatten(2, (-1, self.page))
+        num_blocks = blocks.shape[2]
+        order = torch.randperm(num_blocks)
+        pairs = order[: num_blocks // 2 * 2].view(-1, 2)
+        errors = {}
+
+        def compare(name: str, work: Callable[[Any, Any], Any]) -> None:
+            ours, theirs = blocks.clone(), blocks.clone()
+            got, wanted = work(kernels, ours), work(reference, theirs)
+            same = torch.equal(ours, theirs) and (got is None or torch.equal(got, wanted))
+            errors[name] = 0.0 if same else torch.inf
+
+        compare("copy_blocks", lambda of, kv: of.copy_blocks(kv, pairs))
+        ids = order[: max(1, num_blocks // 3)].to(self.where)
+        shape = (len(ids), *blocks.shape[:2], *blocks.shape[3:])
+
+        def gather(of: Any, kv: Any) -> Any:
+            staging = torch.zeros(shape, dtype=kv.dtype, device=kv.device)
+            of.gather_blocks(kv, staging, ids)
+            return staging
+
+        staging = torch.randn(shape, device=self.where).to(self.dtype)
+        compare("gather_blocks", gather)
+        compare("scatter_blocks", lambda of, kv: of.scatter_blocks(kv, staging, ids))
+        compare("move_rows", lambda of, kv: of.move_rows(kv.flatten(2, 3), 1, 4, self.num_rows - 5))
+        return errors
+
+
+# --- 2. engine ------------------------------------------------------------------------------------------------------
+
+
+def check_engine(report: Report) -> dict[str, Any]:
+    """Tokens of every system against Hugging Face's, one request at a time, in float32."""
+    import torch
+
+    found: dict[str, Any] = {}
+    num = 4 if report.options.tiny else 24
+    for model in ("tiny_llama", "tiny_opt"):
+        expected: dict[int, list[int]] = {}
+        for system in SYSTEMS:
+            config = _resolve(
+                _small(report, model) | {"system": system, "workload.num_requests": num, "kv_cache_seqs": 1.5}
+            )
+            outputs = _serve(config)[0].outputs
+            expected = expected or _generated(config, outputs)
+            equal = sum(outputs[key] == tokens for key, tokens in expected.items())
+            found[f"{model}, {system}"] = f"{equal} of {len(expected)}"
+            if equal != len(expected):
+                raise AssertionError(f"{model}, {system}: {equal} of {len(expected)} outputs equal Hugging Face's")
+    swapped = _small(report, "tiny_llama") | {"workload.num_samples": 3, "runner.sampling.temperature": 1.0}
+    swapped |= {"workload.num_requests": 12 if report.options.tiny else 16, "allocator.block_size": 4}
+    runs = [_serve(_resolve(swapped | {"kv_cache_seqs": seqs})) for seqs in (0.15 if report.options.tiny else 1, 16)]
+    if runs[0][0].samples != runs[1][0].samples or not runs[0][1]["swapped_in"].sum() > runs[1][1]["swapped_in"].sum():
+        raise AssertionError("samples differ after they were swapped, or were not")
+    found["swaps lose nothing"] = True
+    if report.options.device == "cuda":
+        config = _resolve(_small(report, "tiny_opt") | {"system": "vllm", "workload.num_requests": num})
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            _serve(config)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        found["waits inside a step"] = "none but for the tokens"
+    return found
+
+
+def _small(report: Report, model: str) -> dict[str, Any]:
+    return _runner(report) | {
+        "model": model,
+        "model.dtype": "float32",
+        "workload": "sharegpt_scaled",
+        "workload/arrivals": "all_at_once",
+        "workload.lengths.factor": 1 / 32 if report.options.tiny else 1 / 8,
+        "runner.max_graph_batch": 16,
+    }
+
+
+def _serve(config: dict[str, Any]) -> tuple[Any, Any]:
+    """Run a configuration; returns the runner, and the columns of its iterations."""
+    from kvbench.engine import Engine, serve
+    from kvbench.ledger import Ledger
+    from kvbench.point import build
+
+    parts = build(config)
+    runner = parts.open_runner()
+    engine = Engine(parts.scheduler, runner, parts.clock(), Ledger(parts.scheduler.allocator))
+    return runner, serve(engine, parts.workload.generate().requests).steps
+
+
+def _generated(config: dict[str, Any], outputs: dict[int, list[int]]) -> dict[int, list[int]]:
+    """What Hugging Face generates for the same requests, with its own cache and attention."""
+    import torch
+
+    from kvbench.capacity import model_of
+    from kvbench.models.loading import load
+    from kvbench.point import instantiate_workload
+    from kvbench.runners.torch import random_prompts
+
+    loaded = load(model_of(config), device=config["runner"]["device"], seed=config["seed"])
+    loaded.model.set_attn_implementation("eager")
+    prompts = random_prompts(loaded.shapes.vocab_size, config["seed"])
+    found = {}
+    for request in instantiate_workload(config).generate().requests:
+        ids = torch.tensor([prompts(request)], device=config["runner"]["device"])
+        count = len(outputs[request.id])
+        generate: Callable[..., Any] = loaded.model.generate  # type: ignore[assignment]
+        whole = generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=count,
+                         max_new_tokens=count, pad_token_id=0)  # fmt: skip
+        found[request.id] = whole[0, request.prompt_len :].tolist()
+    return found
+
+
+# --- 3. to 6. -------------------------------------------------------------------------------------------------------
+
+
+def benchmark(report: Report) -> dict[str, Any]:
+    """fig_kernel_overhead, the panel of the block size first."""
+    settings: dict[str, Any] = {"experiment": "fig_kernel_overhead"} | _runner(report, "kernels")
+    if report.options.tiny:
+        settings |= {"model": "tiny_llama", "model.num_kv_heads": 2, "runner.batch": 3, "runner.rotated_bytes": 1e5}
+        settings |= {"workload.lengths.prompt_len": 40, "workload.lengths.output_len": 25, "allocator.block_size": 16}
+    found = _run(report, "benchmark", "fig_kernel_overhead", _plan(report, settings))
+    if report.options.device == "cuda":
+        from kvbench.figures.fig_kernel_overhead import timed
+        from kvbench.results import Results
+
+        for point in timed(Results(report.options.out / "fig_kernel_overhead")):
+            if point.size.block_size == 16 and point.panel == "block_size":
+                report.goal(f"paged over contiguous, {point.kind}", point.over("shuffled").value, most=1.05)
+                report.goal(f"bandwidth over a copy's, {point.kind}", point.bandwidth("shuffled").value, least=0.85)
+    return found
+
+
+def offline(report: Report) -> dict[str, Any]:
+    """fig_offline_throughput, and the time outside the device."""
+    rows = []
+    budgets = [None] if report.options.tiny else [PAPER_KV_BYTES, None]
+    for budget in budgets:
+        settings = _offline(report) | {"kv_cache_bytes": budget}
+        if budget is None:
+            settings |= {"kv_cache_seqs": 2} if report.options.tiny else {"workload.num_requests": 128}
+        rows += _plan(report, settings, SYSTEMS)
+    found = _run(report, "offline", "fig_offline_throughput", rows)
+    if not report.options.tiny:
+        by_system = {row["system"]: row for row in found["rows"] if row["kv_cache_bytes"] == PAPER_KV_BYTES}
+        if {"vllm", "orca_max"} <= by_system.keys():
+            speeds = [by_system[system]["throughput_tok_per_s"] for system in ("vllm", "orca_max")]
+            report.goal("vllm over orca_max, tokens/s at 12 GiB", speeds[0] / speeds[1], least=2.0)
+    found["overhead"] = overhead(report)
+    return found
+
+
+def overhead(report: Report) -> dict[str, float]:
+    """What a decode step of equal sequences takes, and what of it the device is not busy."""
+    import numpy as np
+
+    from kvbench.core import Request
+    from kvbench.engine import Engine
+    from kvbench.ledger import Ledger
+    from kvbench.point import build
+
+    batch, steps = (4, 6) if report.options.tiny else (OVERHEAD_BATCH, 40)
+    seqs = 2 if report.options.tiny else 16
+    settings = {"runner.max_graph_batch": batch, "kv_cache_seqs": seqs, "system": "vllm"}
+    config = _resolve(_offline(report) | settings)
+    parts = build(config)
+    runner: Any = parts.open_runner()
+    ledger = Ledger(parts.scheduler.allocator)
+    for _ in Engine(parts.scheduler, runner, parts.clock(), ledger).run(
+        [Request(i, 0.0, 20 if report.options.tiny else 40, steps + 1) for i in range(batch)]
+    ):
+        pass
+    columns = ledger.columns()
+    ends, full = columns["end_s"].astype(np.float64), columns["num_running"] == batch
+    step_s = float(np.median(np.diff(ends, prepend=0.0)[full & (columns["num_prefills"] == 0)]))
+    device_s = statistics.median(runner.steps.step_seconds(batch) for _ in range(20))
+    outside_pct = 100 * (1 - device_s / step_s)
+    if report.options.device == "cuda":
+        report.goal(f"share of a decode step outside the device, batch {batch} (%)", outside_pct, most=10.0)
+    return {"batch": batch, "step_ms": 1e3 * step_s, "device_ms": 1e3 * device_s, "outside_pct": outside_pct}
+
+
+def calibration(report: Report) -> dict[str, Any]:
+    """Costs of this GPU, fitted to runs that no figure shows."""
+    from kvbench.calibrate.regression import fit, residuals
+    from kvbench.calibrate.runs import measure
+    from kvbench.results import write_text
+
+    settings = {key: value for key, value in _offline(report).items() if not key.startswith(("workload", "kv_"))}
+    settings |= {"runner.max_graph_batch": 64}
+    if report.options.tiny:
+        settings |= {"model.max_model_len": 64}
+    measured = measure(settings, passes=1)
+    fitted = fit(measured.fitted)
+    costs = {**fitted.coefficients, "packed": True}
+    quality = residuals(fitted.coefficients, measured.fitted, measured.held_out)
+    content = {"model": measured.model, "device": measured.device, "costs": costs, "residuals": quality}
+    write_text(report.options.out / "costs.json", json.dumps(content, indent=1) + "\n")
+    return content
+
+
+def fidelity(report: Report) -> dict[str, Any]:
+    """The offline runs, simulated with the fitted costs."""
+    from kvbench.point import Task, identify, provenance
+    from kvbench.point import run as run_point
+    from kvbench.results import COLUMNS, Results, write_csv
+
+    fitted = json.loads((report.options.out / "costs.json").read_text(encoding="utf-8"))
+    real = Results(report.options.out / "fig_offline_throughput")
+    folder = report.options.out / "fig_fidelity"
+    rows: list[dict[str, Any]] = []
+    for _, row in real.summary.iterrows():
+        if not report.options.tiny and row["kv_cache_bytes"] != PAPER_KV_BYTES:
+            continue
+        shutil.copytree(real.folder(row), folder / "points" / str(row["point"]), dirs_exist_ok=True)
+        rows.append({**dict(zip(row.index, row, strict=True)), "experiment": "fig_fidelity", "panel": "at_once"})
+        config = real.config(row)
+        priced = {"_target_": "kvbench.runners.simulated.Simulated", "real_clock": False}
+        config["costs"] = {"name": "gpu_check", "hardware": config["hardware"]["name"], **fitted["costs"]}
+        config |= {"runner": priced, "kv_cache_bytes": int(row["kv_cache_bytes"]), "kv_cache_seqs": None}
+        config["choices"] = {**config["choices"], "runner": "simulated", "costs": "gpu_check"}
+        point = identify(config, real.manifest(row)["inputs"])
+        outcome = run_point(Task(point, folder / "points", True, provenance(None)))
+        if outcome.summary is None:
+            raise RuntimeError(outcome.error)
+        named = {"experiment": "fig_fidelity", "panel": "at_once", "repeat": 0, "point": point.folder}
+        rows.append({**outcome.summary, **named})
+    write_csv(folder / "summary.csv", COLUMNS, rows)
+    return {"points": len(rows), "figure": _draw("fig_fidelity", folder)}
+
+
+def _offline(report: Report) -> dict[str, Any]:
+    if report.options.tiny:
+        return _runner(report) | {
+            "model": "tiny_llama",
+            "workload": "sharegpt_scaled",
+            "workload/arrivals": "all_at_once",
+            "workload.lengths.factor": 1 / 32,
+            "workload.num_requests": 5,
+            "runner.max_graph_batch": 4,
+            "kv_cache_seqs": 2,
+        }
+    return _runner(report) | {
+        "model": "opt_13b",
+        "workload": "sharegpt",
+        "workload/arrivals": "all_at_once",
+        "workload.num_requests": 32,
+    }
+
+
+def _runner(report: Report, runner: str = "cuda") -> dict[str, Any]:
+    on_cpu = {"runner.device": "cpu", "hardware": "local", "runner.usable_by": None}
+    return {"runner": runner} | (on_cpu if report.options.device == "cpu" else {})
+
+
+def _resolve(settings: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of one point."""
+    from kvbench.composition import Setting, composer
+
+    with composer() as compose:
+        return compose.resolve([Setting(*each) for each in settings.items()]).point
+
+
+def _plan(report: Report, settings: dict[str, Any], systems: Sequence[str] = ()) -> list[Any]:
+    """The points of an experiment, or of a product over the systems."""
+    from kvbench.composition import Setting, composer
+    from kvbench.sweep import plan
+
+    fixed = settings | {"results_dir": str(report.options.out)}
+    products = [fixed | {"system": each} for each in systems] or [fixed]
+    with composer() as compose:
+        return list(plan(compose, [[Setting(*each) for each in product.items()] for product in products]).rows)
+
+
+def _run(report: Report, part: str, experiment: str, rows: Sequence[Any]) -> dict[str, Any]:
+    """Run points as long as there is time; the summary and the figure are renewed after each."""
+    from kvbench.point import Task, provenance
+    from kvbench.point import run as run_point
+    from kvbench.results import COLUMNS, write_csv
+
+    folder = report.options.out / experiment
+    folder.mkdir(parents=True, exist_ok=True)
+    done: list[dict[str, Any]] = []
+    errors: list[str] = []
+    skipped = 0
+    for row in rows:
+        if report.left_s(part) < min(RESERVE_S, 3 * report.options.minutes):
+            skipped += 1
+            continue
+        outcome = run_point(Task(row.point, folder / "points", True, provenance(None)))
+        if outcome.summary is None:
+            errors.append(f"{row.point.folder}: {outcome.error}")
+            print(errors[-1], flush=True)
+            continue
+        named = {"experiment": experiment, "panel": row.panel, "repeat": row.repeat, "point": row.point.folder}
+        done.append({**outcome.summary, **named})
+        write_csv(folder / "summary.csv", COLUMNS, done)
+    if errors and not done:
+        raise RuntimeError(errors[0])
+    keys = ("system", "kv_cache_bytes", "throughput_tok_per_s", "num_running_mean", "wall_s")
+    short = [{key: row[key] for key in keys} for row in done]
+    figure = _draw(experiment, folder) if done else "nothing to draw"
+    return {"points": len(done), "skipped": skipped, "errors": errors, "figure": figure, "rows": short}
+
+
+def _draw(experiment: str, folder: Path) -> str:
+    """The figure, its verdicts and its table; what cannot be drawn here can be drawn elsewhere from the same files."""
+    import importlib
+
+    from kvbench.paper.claims import Claim
+    from kvbench.results import Results, write_csv, write_text
+
+    try:
+        from kvbench.figures import style
+
+        module = importlib.import_module(f"kvbench.figures.{experiment}")
+        results = Results(folder)
+        for stem, figure in module.draw(results).items():
+            style.save(figure, folder, stem)
+        names = [each.name for each in fields(Claim)]
+        claims = ({name: getattr(claim, name) for name in names} for claim in module.claims(results))
+        write_csv(folder / "claims.csv", names, claims)
+        table = module.table(results) or ""
+        write_text(folder / "table.txt", table + "\n")
+        print(table, flush=True)
+    except Exception as error:  # numbers are worth more than a picture
+        traceback.print_exc()
+        return f"not drawn: {type(error).__name__}: {error}"
+    return "drawn"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

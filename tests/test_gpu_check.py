@@ -1,0 +1,87 @@
+"""The script for a few minutes of a GPU, run on a CPU with tiny shapes: every part leaves its results."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+
+from kvbench.calibrate import costs_file
+from kvbench.core import KvbenchError
+
+SCRIPT = Path(__file__).resolve().parent.parent / "experiments" / "gpu_check.py"
+
+
+def run(arguments: list[str], path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": str(path)} if path else {})
+    command = [sys.executable, str(SCRIPT), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_dry_run_leaves_the_results_of_every_part(tmp_path: Path) -> None:
+    out, archive = tmp_path / "found", tmp_path / "found.tar.gz"
+    arguments = ["--device", "cpu", "--tiny", "--minutes", "30", "--out", str(out), "--archive", str(archive)]
+    done = run(arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((out / "gpu_check.json").read_text(encoding="utf-8"))
+    parts = report["parts"]
+    assert {name: part["status"] for name, part in parts.items()} == dict.fromkeys(
+        ("kernels", "engine", "benchmark", "offline", "calibration", "fidelity"), "done"
+    )
+    assert parts["kernels"]["cases"] == parts["kernels"]["of"] == 8
+    assert parts["engine"]["tiny_opt, vllm"] == "4 of 4"
+    assert parts["offline"]["overhead"]["step_ms"] > 0
+    assert not parts["offline"]["errors"] + parts["benchmark"]["errors"]
+    assert report["goals"] == {}  # a CPU's numbers meet no goal of a GPU
+    for experiment, count in (("fig_kernel_overhead", 3), ("fig_offline_throughput", 5), ("fig_fidelity", 10)):
+        with (out / experiment / "summary.csv").open(encoding="utf-8") as file:
+            assert len(list(csv.DictReader(file))) == count
+        assert (out / experiment / f"{experiment}.pdf").is_file()
+        assert (out / experiment / "claims.csv").is_file()
+    with tarfile.open(archive) as packed:
+        assert "found/gpu_check.json" in packed.getnames()
+
+
+def test_a_run_that_is_cut_says_what_it_skipped(tmp_path: Path) -> None:
+    done = run(
+        ["--device", "cpu", "--tiny", "--minutes", "0", "--out", str(tmp_path), "--parts", "offline", "fidelity"]
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "gpu_check.json").read_text(encoding="utf-8"))
+    assert {part["status"] for part in report["parts"].values()} == {"skipped: no time left"}
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    """Without Hydra, and without a GPU."""
+    (tmp_path / "hydra").mkdir()
+    (tmp_path / "hydra" / "__init__.py").write_text("raise ModuleNotFoundError('no', name='hydra')")
+    done = run(["--device", "cpu", "--out", str(tmp_path / "out")], tmp_path)
+    assert (done.returncode, done.stderr) == (2, "hydra is missing: see --help for what to bring\n")
+    said = run(["--help"], tmp_path).stdout
+    assert "pip wheel --no-deps -w wheels hydra-core==" in said
+    import torch
+
+    if not torch.cuda.is_available():
+        done = run(["--out", str(tmp_path / "out")])
+        assert done.returncode == 2
+        assert "needs 1 GPU" in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_costs_of_a_gpu_bring_its_hardware(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.yaml"
+    costs = {"a_ms": 6.0, "b_ms": 1e-4, "c_ms": 0.0, "p_ms": 0.05, "q_ms": 0.0}
+    costs_file.store(path, "opt_13b", costs, "a test", {}, "local_gpu")
+    assert costs_file.load(path)["opt_13b"]["hardware"] == "local_gpu"
+    assert "override /hardware@_global_.hardware: local_gpu" in path.read_text(encoding="utf-8")
+    with pytest.raises(KvbenchError, match="has costs of hardware=local_gpu; choose another --name"):
+        costs_file.store(path, "opt_125m", costs, "a test", {})
