@@ -57,6 +57,7 @@ from kvbench.search import Search, of_steady_state
 from kvbench.workloads.base import Trace, Workload
 
 PACKAGE = Path(__file__).resolve().parent
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # half of a short point's time goes into the slow one
 NO_INFLUENCE = (
     "figures",
     "report",
@@ -578,7 +579,7 @@ def _temporary(task: Task) -> Path:
 
 def _write_origin(folder: Path, task: Task, more: dict[str, Any]) -> None:
     point = task.point
-    write_text(folder / "config.yaml", yaml.safe_dump(point.config, sort_keys=False))
+    write_text(folder / "config.yaml", yaml.dump(point.config, Dumper=_DUMPER, sort_keys=False))
     origin = {"key": point.key, "inputs": point.inputs, **more, **task.provenance}
     if is_real(point.config) and "torch" in sys.modules:
         origin["versions"] = origin["versions"] | _versions("torch", "transformers", "numba", "triton")

@@ -74,7 +74,8 @@ def table(results: Results) -> str | None:
     rate = f"requests/s at {THRESHOLD_S:g} s/token, {way(summary)}"
     header = ("panel", "system", rate, "requests", "dropped", "clipped", "rejected")
     said = (
-        "dropped: prompts too long for the model, not among the requests; clipped: outputs cut to its limit;\n"
+        "dropped: too long for the model (prompts of a trace, pairs of a data set), none of the requests;\n"
+        "clipped: outputs cut to what the model holds; "
         "rejected: requests that can never have their memory there, left out of latencies"
     )
     return f"{aligned([header, *rows], left=2)}\n{said}"
