@@ -63,12 +63,12 @@ def test_a_sweep_on_a_cluster_is_one_in_this_process(
 
 
 def test_a_closed_run_leaves_no_task(address: str) -> None:
-    results = Ray(address).run(sleep, [0.0, 60.0, 60.0])
+    results = Ray(address).run(sleep, [0.0, 600.0, 600.0])
     assert next(results) == (0.0, 0.0)
     started = time.monotonic()
     results.close()
     assert len(dict(Ray(address).run(process, [1, 2]))) == 2
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 300
 
 
 def test_an_unexpected_error_comes_through(address: str) -> None:
