@@ -116,6 +116,7 @@ class IterationLevel:
         self._forks: dict[Sequence, list[Fork]] = {}  # by request, those since the last step: somebody has to copy
         self._left: dict[Sequence, tuple[list[Fork], int]] = {}  # of those swapped out: forks, tokens they had room for
         self._origins: dict[Sequence, Seq[int]] = {}  # of searches in which beams were dropped since the last step
+        self._bases: dict[Sequence, tuple[int, int]] = {}  # of streams that were copied: where a contiguous grant lies
         self._moves: list[BlockCopy] = []
         self.prefix_len = 0  # tokens of context_len that lie in a shared prefix
         self._prefixes: dict[int, Sequence] = {}  # by length; registered when first asked for, and kept
@@ -273,10 +274,21 @@ class IterationLevel:
     def _copy(self, pairs: list[Fork], copies: list[BlockCopy]) -> None:
         """Copy all that each parent was granted, piece by piece where it lies in pieces."""
         allocator = self.allocator
+        if Ability.GROW not in allocator.abilities:  # it lies in one piece, and stays where it is
+            copies += [BlockCopy(self._base(parent)[0], *self._base(child)) for parent, child in pairs]
+            return
+        size = allocator.block_size
         for parent, child in pairs:
             sources, targets = allocator.slots(parent), allocator.slots(child)
-            piece = allocator.block_size if Ability.GROW in allocator.abilities else len(sources)
-            copies += [BlockCopy(sources[i], targets[i], piece) for i in range(0, len(sources), piece)]
+            copies += [BlockCopy(sources[i], targets[i], size) for i in range(0, len(sources), size)]
+
+    def _base(self, stream: Sequence) -> tuple[int, int]:
+        """First slot and length of a contiguous grant."""
+        base = self._bases.get(stream)
+        if base is None:
+            slots = self.allocator.slots(stream)
+            base = self._bases[stream] = slots[0], len(slots)
+        return base
 
     def _fork_beams(self, origins: dict[Sequence, Seq[int]]) -> None:
         """What dropped beams held is free from now on; their places are filled before the next step."""
@@ -540,6 +552,9 @@ class IterationLevel:
             self._forks.pop(seq, None)
             for sibling in seq.siblings:
                 self.allocator.free(sibling)
+            if self._bases:
+                for stream in seq.streams:
+                    self._bases.pop(stream, None)
 
     def _stop(self, seq: Sequence) -> None:
         """It leaves the books of what runs."""
