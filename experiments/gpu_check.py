@@ -375,8 +375,6 @@ class Case:
 
 def check_engine(report: Report) -> dict[str, Any]:
     """Tokens of every system against Hugging Face's, one request at a time, in float32."""
-    import torch
-
     found: dict[str, Any] = {}
     num = 4 if report.options.tiny else 24
     for model in ("tiny_llama", "tiny_opt"):
@@ -398,12 +396,7 @@ def check_engine(report: Report) -> dict[str, Any]:
         raise AssertionError("samples differ after they were swapped, or were not")
     found["swaps lose nothing"] = True
     if report.options.device == "cuda":
-        config = _resolve(_small(report, "tiny_opt") | {"system": "vllm", "workload.num_requests": num})
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            _serve(config)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        _serve(_resolve(_small(report, "tiny_opt") | {"system": "vllm", "workload.num_requests": num}), watched=True)
         found["waits inside a step"] = "none but for the tokens"
     return found
 
@@ -419,8 +412,13 @@ def _small(report: Report, model: str) -> dict[str, Any]:
     }
 
 
-def _serve(config: dict[str, Any]) -> tuple[Any, Any]:
-    """Run a configuration; returns the runner, and the columns of its iterations."""
+def _serve(config: dict[str, Any], *, watched: bool = False) -> tuple[Any, Any]:
+    """Run a configuration; returns the runner, and the columns of its iterations.
+
+    Watched, a step that makes the host wait for the device, but for an event, is an error.
+    """
+    import torch
+
     from kvbench.engine import Engine, serve
     from kvbench.ledger import Ledger
     from kvbench.point import build
@@ -428,7 +426,14 @@ def _serve(config: dict[str, Any]) -> tuple[Any, Any]:
     parts = build(config)
     runner = parts.open_runner()
     engine = Engine(parts.scheduler, runner, parts.clock(), Ledger(parts.scheduler.allocator))
-    return runner, serve(engine, parts.workload.generate().requests).steps
+    requests = parts.workload.generate().requests
+    if watched:
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        return runner, serve(engine, requests).steps
+    finally:
+        if watched:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 def _generated(config: dict[str, Any], outputs: dict[int, list[int]]) -> dict[int, list[int]]:

@@ -50,6 +50,15 @@ def test_a_dry_run_leaves_the_results_of_every_part(tmp_path: Path) -> None:
         assert "found/gpu_check.json" in packed.getnames()
 
 
+@pytest.mark.gpu
+def test_kernels_and_engine_on_this_gpu(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    done = run(["--tiny", "--minutes", "10", "--out", str(tmp_path), "--parts", "kernels", "engine"])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_run_that_is_cut_says_what_it_skipped(tmp_path: Path) -> None:
     done = run(
         ["--device", "cpu", "--tiny", "--minutes", "0", "--out", str(tmp_path), "--parts", "offline", "fidelity"]

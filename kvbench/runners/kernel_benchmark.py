@@ -8,7 +8,7 @@ operations but the copy are one kernel over the same pool, with the same tiles a
 * ``identity``: the same memory through a block table that names it in order, so the difference is addressing;
 * ``shuffled``: through a table of shuffled blocks, so the difference to ``identity`` is locality;
 * ``naive``: as ``shuffled`` by the usual kernel, which reads the table entry of every token inside its loop;
-* ``copy``: of as many bytes as are read in a turn, from one place of the device to another: how fast its memory is.
+* ``copy``: of ``rotated_bytes`` from one place of the device to another: how fast its memory is.
 
 A round has every operation once, in an order of its own. Launches rotate over layers that are together far larger than
 the caches, and are replayed as one CUDA graph, so that the host does not count.
@@ -101,7 +101,7 @@ class Size(NamedTuple):
     @property
     def copied_bytes(self) -> int:
         """That a copy reads, and writes."""
-        return self.num_layers * self.kv_bytes
+        return int(self.rotated_bytes)
 
 
 class KernelBenchmark:
