@@ -47,6 +47,15 @@ def test_an_unexpected_error_comes_through(tmp_path: Path) -> None:
         list(launcher("basic", tmp_path).run(sleep, ["a"]))
 
 
+def test_a_launcher_that_starts_nothing_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no such partition")
+
+    monkeypatch.setattr("hydra._internal.core_plugins.basic_launcher.BasicLauncher.launch", refuse)
+    with pytest.raises(KvbenchError, match="hydra/launcher=basic: the launcher failed: no such partition"):
+        list(launcher("basic", tmp_path).run(sleep, [0.0]))
+
+
 def test_what_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KvbenchError, match=r"hydra/launcher=nothing: .*nothing"):
         Launcher(["hydra/launcher=nothing"], tmp_path)

@@ -28,7 +28,7 @@ class Launcher:
     """One job for each task.
 
     A launcher says nothing before its last job has ended, and when one dies it tells neither which nor what the others
-    returned. So jobs leave their results in files, and those without one are launched once more.
+    returned. So jobs leave their results in files, and those without one are launched once more, then one by one.
 
     Args:
         overrides: as typed: ``hydra/launcher=NAME`` and ``hydra.launcher.KEY=VALUE``.
@@ -57,17 +57,18 @@ class Launcher:
         try:
             for number, task in enumerate(tasks):
                 _task(folder, number).write_bytes(pickle.dumps(task))
-            for is_last in (False, True):
-                left = [number for number in range(len(tasks)) if not _result(folder, number).exists()]
+            everything = list(range(len(tasks)))
+            for batch in (everything, everything, *([number] for number in everything)):
+                left = [number for number in batch if not _result(folder, number).exists()]
                 if left:
-                    self._launch(function, folder, left, is_last)
+                    self._launch(function, folder, left)
             for number, task in enumerate(tasks):
                 path = _result(folder, number)
                 yield task, pickle.loads(path.read_bytes()) if path.exists() else WorkerLost()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _launch(self, function: Callable[[Task], Result], folder: Path, numbers: list[int], is_last: bool) -> None:
+    def _launch(self, function: Callable[[Task], Result], folder: Path, numbers: list[int]) -> None:
         jobs = [[f"number={number}"] for number in numbers]
 
         def launch(config: DictConfig, context: HydraContext) -> None:
@@ -75,10 +76,10 @@ class Launcher:
             launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=job, config=config)
             try:
                 returned = launcher.launch(jobs, initial_job_idx=0)
-            except Exception as error:
-                if is_last and not any(_result(folder, number).exists() for number in numbers):
-                    words = str(error).strip().splitlines() or [type(error).__name__]
-                    raise KvbenchError(f"{' '.join(self.overrides)}: the launcher failed: {words[-1]}") from error
+            except Exception as error:  # whatever a plug-in raises where a worker died
+                if not any(folder.glob("*.begun")):  # there never was one
+                    words = (str(error).strip() or type(error).__name__).splitlines()[-1]
+                    raise KvbenchError(f"{' '.join(self.overrides)}: the launcher failed: {words}") from error
                 return
             for each in returned:
                 _ = each.return_value  # raises what the function did
@@ -108,6 +109,7 @@ class Launcher:
 
 def _job(folder: Path, function: Callable[[Any], Any], config: DictConfig) -> None:
     """What a job does."""
+    (folder / f"{config.number}.begun").touch()
     task = pickle.loads(_task(folder, config.number).read_bytes())
     content = pickle.dumps(function(task))
     path = _result(folder, config.number)
