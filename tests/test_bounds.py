@@ -5,9 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kvbench.allocators.paged import Paged
 from kvbench.bounds import Demand, roofline, zero_waste
 from kvbench.capacity import Hardware, Model
-from kvbench.runners.simulated import IterationCosts
+from kvbench.clock import VirtualClock
+from kvbench.core import Request
+from kvbench.engine import Engine, serve
+from kvbench.ledger import Ledger
+from kvbench.reservation import Clairvoyant, OnDemand, Oracle, Reservation
+from kvbench.runners.simulated import IterationCosts, Simulated
+from kvbench.schedulers.iteration_level import IterationLevel
 
 ALIKE = Demand.of(np.full(3, 10.0), np.full(3, 5.0))
 
@@ -32,6 +39,20 @@ def test_a_batch_is_no_larger_than_is_good() -> None:
     iterations = 5 / 3
     assert zero_waste(ALIKE, costs, 60) == pytest.approx(1e3 / (2 * iterations + 5))
     assert zero_waste(ALIKE, costs, 20) == pytest.approx(1e3 / (2 * 3 + 5))  # the pool holds fewer
+
+
+@pytest.mark.parametrize("reservation", [OnDemand(), Oracle(), Clairvoyant()])
+def test_no_saturated_run_beats_zero_waste(reservation: Reservation) -> None:
+    """All requests wait from the start; the pool is as full as each reservation can keep it."""
+    rng = np.random.default_rng(1)
+    prompts, outputs = rng.integers(1, 60, 600), rng.integers(1, 120, 600)
+    requests = [Request(i, 0.0, int(p), int(o)) for i, (p, o) in enumerate(zip(prompts, outputs, strict=True))]
+    costs = IterationCosts(20, 1e-2, 0.3, 0.1, 1e-4, 0.6, 10)
+    allocator = Paged(2048, 16)
+    engine = Engine(IterationLevel(allocator, reservation, 256), Simulated(costs), VirtualClock(), Ledger(allocator))
+    rate = 600 / serve(engine, requests).requests["finish_s"].max()
+    bound = zero_waste(Demand.of(prompts.astype(float), outputs.astype(float)), costs, 2048)
+    assert 0.5 * bound < rate < bound
 
 
 def test_roofline_by_hand() -> None:

@@ -60,6 +60,8 @@ NOT_SERVED = {"fig_memory_layout", "fig_swap_microbenchmark"}
 """Figures that show no requests: capacities, prices."""
 MEASURED = {
     "fig_fidelity",
+    "fig_noise",
+    "fig_waterfall",
     "fig_kernel_instructions",
     "fig_kernel_overhead",
     "fig_offline_throughput",
