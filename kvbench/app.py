@@ -253,11 +253,14 @@ def _figure_module(experiment: str) -> ModuleType | None:
 
 
 def _draw(figure: ModuleType, results: Results) -> None:
-    """Write every figure as PDF, SVG and PNG, and ``claims.csv``."""
-    from kvbench.figures import style  # brings matplotlib
+    """Write every figure as PDF, SVG and PNG, ``claims.csv``, and the points as a table for papers and pages."""
+    from kvbench.figures import comparison, style  # brings matplotlib
+    from kvbench.tables import load  # brings pandas
 
     for stem, drawing in figure.draw(results).items():
         style.save(drawing, results.path, stem)
+    points = load(results.path)
+    comparison.table(points, comparison.axis(points)).save(results.path, "table")
     claims = figure.claims(results)
     names = [each.name for each in fields_of(Claim)]
     write_csv(

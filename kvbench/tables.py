@@ -87,7 +87,7 @@ def _typed(summary: pd.DataFrame, columns: Mapping[str, Column], path: Path) -> 
     for name, cells in summary.items():
         column = columns.get(str(name))
         try:
-            typed[name] = cells if column is None else cells.astype(column.dtype)
+            typed[name] = cells if column is None else cells.astype(pd.api.types.pandas_dtype(column.dtype))
         except (TypeError, ValueError):
             kind = "numbers" if column and column.dtype in ("Int64", "float64") else "flags"
             raise KvbenchError(f"{path}: column {name} should hold {kind}, and does not") from None

@@ -20,6 +20,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
 
+from kvbench.core import KvbenchError
+
 COLUMN_IN = 3.33
 """Width of one column of a two-column page, in inches."""
 PAGE_IN = 7.0
@@ -89,7 +91,14 @@ SYSTEMS: dict[str, Look] = {
 }
 """The systems of the literature, in the order in which they are drawn and listed."""
 
-_OTHERS = [("#CC79A7", "P"), ("#56B4E9", "X"), ("#8c6d00", "p"), (GREY, "h"), ("#F0E442", "*")]
+_OTHERS: list[tuple[str, str, LineStyle]] = [
+    ("#CC79A7", "P", (0, (2, 1))),
+    ("#56B4E9", "X", (0, (5, 2, 1, 2))),
+    ("#8c6d00", "p", (0, (3, 2))),
+    (GREY, "h", (0, (1, 2))),
+    ("#332288", "*", (0, (7, 2))),
+]
+_OF_RUNS: tuple[LineStyle, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
 
 def looks(systems: Iterable[str]) -> dict[str, Look]:
@@ -99,9 +108,34 @@ def looks(systems: Iterable[str]) -> dict[str, Look]:
     for index, system in enumerate(sorted(present - set(SYSTEMS))):
         preset, bracket, axes = system.partition("[")
         label = (SYSTEMS[preset].label if preset in SYSTEMS else preset) + (f" [{axes}" if bracket else "")
-        color, marker = _OTHERS[index % len(_OTHERS)]
-        found[system] = Look(label, color, marker, (0, (2, 1)))
+        found[system] = Look(label, *_OTHERS[index % len(_OTHERS)])
     return found
+
+
+def looks_of_runs(runs: Sequence[str], systems: Sequence[str]) -> list[Look]:
+    """A look for each series of several runs, with its system's label.
+
+    Colour and marker tell the system and the line tells the run, where that tells all series apart. Else every series
+    has a look of its own.
+
+    Args:
+        runs: the run that a series is from.
+        systems: and the system.
+
+    Raises:
+        KvbenchError: there are more series than looks.
+    """
+    known = looks(systems)
+    if len(known) == len(systems):
+        return [known[system] for system in systems]
+    order = list(dict.fromkeys(runs))
+    pairs = list(zip(runs, systems, strict=True))
+    if len(known) > 1 and len(order) <= len(_OF_RUNS) and len(set(pairs)) == len(pairs):
+        return [known[system]._replace(linestyle=_OF_RUNS[order.index(run)]) for run, system in pairs]
+    palette = [*reversed(SYSTEMS.values()), *(Look("", *other) for other in _OTHERS)]
+    if len(systems) > len(palette):
+        raise KvbenchError(f"{len(systems)} curves are too many to tell apart; select {len(palette)} at most")
+    return [look._replace(label=known[system].label) for look, system in zip(palette, systems, strict=False)]
 
 
 @contextmanager
@@ -143,6 +177,13 @@ def plot(axes: Axes, points: Sequence[tuple[float, float]], look: Look) -> None:
     """A system's curve."""
     xs, ys = [x for x, _ in points], [y for _, y in points]
     axes.plot(xs, ys, color=look.color, marker=look.marker, linestyle=look.linestyle, zorder=3)
+
+
+def band(axes: Axes, points: Iterable[tuple[float, float, float]], look: Look) -> None:
+    """Intervals around a system's curve: (x, low, high)."""
+    if rows := list(points):
+        xs, lows, highs = zip(*rows, strict=True)
+        axes.fill_between(xs, lows, highs, color=look.color, alpha=0.3, linewidth=0, zorder=2)
 
 
 def legend(looks: Mapping[str, Look]) -> list[Artist]:
