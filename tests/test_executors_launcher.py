@@ -34,6 +34,9 @@ def test_results_are_in_the_order_of_the_tasks(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # submitit waits for no local job it lost
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_a_sweep_of_a_launcher_is_one_in_this_process(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -48,10 +51,11 @@ def test_an_unexpected_error_comes_through(tmp_path: Path) -> None:
 
 
 def test_a_launcher_that_starts_nothing_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise RuntimeError("no such partition")
+    class Refusing:
+        def launch(self, jobs: object, initial_job_idx: int) -> None:
+            raise RuntimeError("no such partition")
 
-    monkeypatch.setattr("hydra._internal.core_plugins.basic_launcher.BasicLauncher.launch", refuse)
+    monkeypatch.setattr("hydra.core.plugins.Plugins.instantiate_launcher", lambda *_, **__: Refusing())
     with pytest.raises(KvbenchError, match="hydra/launcher=basic: the launcher failed: no such partition"):
         list(launcher("basic", tmp_path).run(sleep, [0.0]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Generator
 from collections.abc import Sequence as Seq
@@ -72,7 +73,7 @@ class Launcher:
         jobs = [[f"number={number}"] for number in numbers]
 
         def launch(config: DictConfig, context: HydraContext) -> None:
-            job = partial(_job, folder, function)
+            job = partial(_job, folder, function, list(sys.path))
             launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=job, config=config)
             try:
                 returned = launcher.launch(jobs, initial_job_idx=0)
@@ -107,15 +108,16 @@ class Launcher:
             here.hydra = outer
 
 
-def _job(folder: Path, function: Callable[[Any], Any], config: DictConfig) -> None:
+def _job(folder: Path, function: Callable[[Any], Any], path: list[str], config: DictConfig) -> None:
     """What a job does."""
     (folder / f"{config.number}.begun").touch()
+    sys.path += [each for each in path if each not in sys.path]  # for parts of one's own
     task = pickle.loads(_task(folder, config.number).read_bytes())
     content = pickle.dumps(function(task))
-    path = _result(folder, config.number)
-    part = path.with_suffix(".part")
+    result = _result(folder, config.number)
+    part = result.with_suffix(".part")
     part.write_bytes(content)
-    part.replace(path)
+    part.replace(result)
 
 
 def _task(folder: Path, number: int) -> Path:
