@@ -463,18 +463,21 @@ def _generated(config: dict[str, Any], outputs: dict[int, list[int]]) -> dict[in
 
 
 def benchmark(report: Report) -> dict[str, Any]:
-    """fig_kernel_overhead, the panel of the block size first."""
+    """fig_kernel_overhead."""
+    from kvbench.figures.fig_kernel_overhead import BLOCK_SIZE, timed
+
     settings: dict[str, Any] = {"experiment": "fig_kernel_overhead"} | _runner(report, "kernels")
     if report.options.tiny:
         settings |= {"model": "tiny_llama", "model.num_kv_heads": 2, "runner.batch": 3, "runner.rotated_bytes": 1e5}
         settings |= {"workload.lengths.prompt_len": 40, "workload.lengths.output_len": 25, "allocator.block_size": 16}
-    found = _run(report, "benchmark", "fig_kernel_overhead", _plan(report, settings))
+    rows = _plan(report, settings)
+    rows.sort(key=lambda row: row.point.config["allocator"]["block_size"] != BLOCK_SIZE)  # the goals
+    found = _run(report, "benchmark", "fig_kernel_overhead", rows)
     if report.options.device == "cuda":
-        from kvbench.figures.fig_kernel_overhead import timed
         from kvbench.results import Results
 
         for point in timed(Results(report.options.out / "fig_kernel_overhead")):
-            if point.size.block_size == 16 and point.panel == "block_size":
+            if point.size.block_size == BLOCK_SIZE and point.panel == "block_size":
                 report.goal(f"paged over contiguous, {point.kind}", point.over("shuffled").value, most=1.05)
                 report.goal(f"bandwidth over a copy's, {point.kind}", point.bandwidth("shuffled").value, least=0.85)
     return found
