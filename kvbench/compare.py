@@ -38,7 +38,17 @@ CONDITIONS = {
 """Column -> its name in a refusal; all points have to agree in these."""
 _OBJECTIVE = ("slo_ttft_s", "slo_tpot_s")
 """The same where the metric depends on it."""
-_NOT_OPTIONS = {"_target_", "name", "request_rate", "seed", "path", "lengths.path", "num_samples", "beam_width"}
+_NOT_OPTIONS = {
+    "_target_",
+    "name",
+    "request_rate",
+    "seed",
+    "duration_s",
+    "path",
+    "lengths.path",
+    "num_samples",
+    "beam_width",
+}
 """Options of a workload that have a column, are the axis, or differ between machines."""
 _SHOWN = 3
 
@@ -163,7 +173,8 @@ def differences(frame: pd.DataFrame, x: str | None, y: str) -> Iterator[str]:
     for costs in (frame["costs"][slabs], frame["costs"][~slabs]):
         if costs.nunique() > 1:
             yield f"costs are {_listed(costs)}"
-    yield from _other_requests(frame)
+    if frame["workload"].nunique() == 1:
+        yield from _other_requests(frame)
 
 
 def _other_requests(frame: pd.DataFrame) -> Iterator[str]:
@@ -179,7 +190,7 @@ def _other_requests(frame: pd.DataFrame) -> Iterator[str]:
         known.append(set(options))
         for key, each in options.items():
             found.setdefault(key, set()).add(str(each))
-    for key in set.intersection(*known) - _NOT_OPTIONS if known else ():
+    for key in sorted(set.intersection(*known) - _NOT_OPTIONS) if known else ():
         if len(found[key]) > 1:
             yield f"workload.{key} is {_listed(sorted(found[key]))}"
 

@@ -5,6 +5,7 @@ A series is what one system did in one folder of results, told apart further by 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,18 +97,19 @@ def draw(frame: pd.DataFrame, x: str | None, y: str, *more: str, width_in: float
         axes = figure.subplots()
         if x is None:
             _draw_values(axes, found, y)
-            axes.set_xlabel(titled(y))
+            axes.set_xlabel(titled(y), loc="right")
             return figure
-        bottoms: list[float] = []
-        for each in found:
-            points = curve(each.rows, x, y)
+        curves = [curve(each.rows, x, y) for each in found]
+        heights = [height for points in curves for _, height in points]
+        is_log = min(heights) > 0 and max(heights) > _LOG_FROM * min(heights)
+        floor = min(heights) / 2 if is_log else -math.inf
+        for each, points in zip(found, curves, strict=True):
             style.plot(axes, points, each.look)
-            style.band(axes, _intervals(each.rows, x, y), each.look)
-            bottoms += [height for _, height in points]
-        if bottoms and min(bottoms) > 0 and max(bottoms) > _LOG_FROM * min(bottoms):
+            style.band(axes, _intervals(each.rows, x, y, floor), each.look)
+        if is_log:
             axes.set_yscale("log")
-        else:
-            axes.set_ylim(bottom=0 if min(bottoms, default=0.0) >= 0 else None)
+        elif min(heights) >= 0:
+            axes.set_ylim(bottom=0)
         axes.set_xlim(left=0)
         axes.set_xlabel(titled(x))
         axes.set_ylabel(titled(y))
@@ -131,7 +133,7 @@ def table(
     found = _grouped(frame, x)
     names = list(found[0][0])
     metrics = {name: heading for name, heading in metrics.items() if pd.to_numeric(frame[name]).notna().any()}
-    unstable = (frame["stable"] == False).any()  # noqa: E712 - NA is neither
+    unstable = _is_unstable(frame)
     lines: list[list[str]] = []
     first: dict[Any, pd.DataFrame] = {}
     for keys, mine in found:
@@ -140,7 +142,7 @@ def table(
             cells = [*keys.values(), *([_word(x, at)] if x else [])]
             cells += [_cell(rows, name) for name in metrics]
             cells += [_ratio(rows, reference, over)] if over else []
-            cells += ["no" if (rows["stable"] == False).any() else "yes"] if unstable else []  # noqa: E712
+            cells += ["no" if _is_unstable(rows) else "yes"] if unstable else []
             lines.append(cells)
     header = [*(name.replace("_", " ") for name in names), *([titled(x)] if x else []), *metrics.values()]
     header += ["over the first"] if over else []
@@ -200,10 +202,15 @@ def _word(key: str | None, cell: Any) -> str:
     return f"{cell:g}" if isinstance(cell, int | float) else str(cell)
 
 
-def _intervals(rows: pd.DataFrame, x: str, y: str) -> list[tuple[float, float, float]]:
-    """(x, low, high) where repeats say it."""
-    found = [(float(str(at)), replications.interval(mine, y)) for at, mine in rows.groupby(x)]
-    return [(at, each.low, each.high) for at, each in found if each is not None and each.num > 1]
+def _intervals(rows: pd.DataFrame, x: str, y: str, floor: float) -> list[tuple[float, float, float]]:
+    """(x, low, high) where repeats say it: more than one, and no growing queue, as a mean is nobody's there."""
+    settled = [(float(str(at)), mine) for at, mine in rows.groupby(x) if not _is_unstable(mine)]
+    found = [(at, replications.interval(mine, y)) for at, mine in settled]
+    return [(at, max(each.low, floor), each.high) for at, each in found if each is not None and each.num > 1]
+
+
+def _is_unstable(rows: pd.DataFrame) -> bool:
+    return bool((rows["stable"] == False).any())  # noqa: E712 - NA is neither
 
 
 def _estimate(rows: pd.DataFrame, column: str) -> Interval | float | None:
