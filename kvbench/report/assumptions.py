@@ -97,9 +97,7 @@ def _requests(row: Row, config: Row, manifest: Row) -> Iterator[Assumption]:
             yield Assumption("requests", f"{name} was {value} stood in for it.")
     for name, what in (("num_dropped", "dropped"), ("num_clipped", "clipped")):
         if row.get(name):
-            yield Assumption(
-                "requests", f"Requests longer than the model's maximum are {what}; {name} says how many."
-            )
+            yield Assumption("requests", f"Requests longer than the model's maximum are {what}; {name} says how many.")
     if row.get("num_rejected"):
         yield Assumption(
             "rejected", "Some requests could never be served; they are in no latency, num_rejected says how many."

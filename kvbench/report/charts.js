@@ -1,5 +1,5 @@
 // Charts: uPlot with a legend of buttons, keys, and colours of the theme.
-const AXIS_WIDTH = 62;
+const AXIS_WIDTH = 72, RIGHT_PADDING = 24;
 
 // One chart in a place of its own. `series`: {label, color, dash, values, low, high, points}; returns {plot, setX, move}.
 function chart({ place, title, x, series, height, xLabel, yLabel, stacked, steps, log, top, onView, onTime }) {
@@ -62,9 +62,9 @@ function chart({ place, title, x, series, height, xLabel, yLabel, stacked, steps
         y: log ? { distr: 3 } : { range: yRange },
       },
       axes: [{ ...axis, label: xLabel, size: 34, labelSize: 18, values: (plot, ticks) => ticks.map((tick) => number(tick)) },
-             { ...axis, label: yLabel, size: AXIS_WIDTH - 18, labelSize: 18, values: (plot, ticks) => ticks.map((tick) => (tick == null ? "" : number(tick, 3))) }],
+             { ...axis, label: yLabel, size: AXIS_WIDTH - 20, labelSize: 20, values: (plot, ticks) => ticks.map((tick) => (tick == null ? "" : number(tick, 3))) }],
       series: [{}, ...drawn],
-      padding: [8, 10, 0, 0],
+      padding: [8, RIGHT_PADDING, 0, 0],
       cursor: {
         drag: { x: true, y: false, setScale: false }, y: false, points: { show: !steps },
         dataIdx: (plot, index, closest, value) => (steps && x[closest] > value ? Math.max(closest - 1, 0) : closest),

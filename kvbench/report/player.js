@@ -199,7 +199,7 @@ async function player(place) {
   place.setAttribute("role", "group");
   place.setAttribute("aria-label", `Memory map ${group.name}: space plays and pauses, left and right arrows step, Home and End jump`);
   place.append(
-    element("h3", {}, group.name.replaceAll("_", " ")),
+    element("h3", {}, group.name),
     element("div", { class: "controls" }, play,
       element("button", { type: "button", "aria-label": "Previous iteration", title: "previous iteration (←)", click: nudge(-1) }, "◀|"),
       element("button", { type: "button", "aria-label": "Next iteration", title: "next iteration (→)", click: nudge(1) }, "|▶"),

@@ -111,7 +111,7 @@ function requestTimeline(place, asked, columns) {
     span = view;
     const width = Math.max(place.clientWidth, 200), height = REQUESTS_HEIGHT;
     const pen = sized(canvas, width, height);
-    const left = AXIS_WIDTH, right = width - 10;
+    const left = AXIS_WIDTH, right = width - RIGHT_PADDING;
     const at = (time) => left + ((Math.min(Math.max(time, view[0]), view[1]) - view[0]) / (view[1] - view[0])) * (right - left);
     shown = [...sort].filter((index) => arrival[index] <= view[1] && Math.max(finish[index], arrival[index]) >= view[0]);
     pen.clearRect(0, 0, width, height);

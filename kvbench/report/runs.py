@@ -76,7 +76,10 @@ def _request_columns(requests: Columns) -> Columns:
 
 def map_content(group: Group) -> dict[str, Any]:
     """The maps of runs that are shown side by side."""
-    return {"name": group.name, "end_s": max(run.end_s for run in group.runs), "runs": list(map(_map, group.runs))}
+    requests = group.runs[0].requests
+    last_s = float(requests["arrival_s"].max(initial=0.0))
+    name = f"{group.name.replace('_', ' ')}: {len(requests['id'])} requests that arrive within {last_s:.3g} s"
+    return {"name": name, "end_s": max(run.end_s for run in group.runs), "runs": list(map(_map, group.runs))}
 
 
 def _map(run: Mapped) -> dict[str, Any]:
