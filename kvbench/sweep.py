@@ -40,7 +40,7 @@ from kvbench.schedulers.base import MissingCorner
 
 ADHOC = "adhoc"
 """The experiment of points that are typed on the command line."""
-_OF_THE_COMMAND = ("name", "results_dir", "records", "memory_map", "live")
+_OF_THE_COMMAND = ("name", "results_dir", "memory_map", "live", "records")
 """Keys that all points of a command have in common."""
 _MAX_WORDS = 160
 """Characters that a message may spend on which point it is about."""
@@ -331,7 +331,7 @@ def execute(plan: Plan, *, shows_progress: bool = True) -> Report:
     tasks = [
         Task(
             *(point, points_dir.resolve(), plan.keeps_steps, origin, plan.keeps_map),
-            headline=f"point {number} of {len(points)}" if plan.is_live else None,
+            headline=f"point {number} of {len(points)}: {_name(point)}" if plan.is_live else None,
         )
         for number, point in enumerate(left, len(outcomes) + 1)
     ]
@@ -340,11 +340,13 @@ def execute(plan: Plan, *, shows_progress: bool = True) -> Report:
         closing(_run(plan.executor, _chunks(tasks, seconds, plan.executor))) as results,
     ):
         try:
-            bar.set_postfix_str(_current(plan, left))
-            for number, (task, outcome) in enumerate(results, 1):
+            running = {point.key: point for point in left}
+            bar.set_postfix_str(_current(plan, running))
+            for task, outcome in results:
                 outcomes[task.point.key] = outcome
+                running.pop(task.point.key)
                 bar.update()
-                bar.set_postfix_str(_current(plan, left[number:]))
+                bar.set_postfix_str(_current(plan, running))
         except KeyboardInterrupt:
             raise Interrupted(
                 f"interrupted with {len(outcomes)} of {len(points)} points finished; the same command resumes"
@@ -397,7 +399,7 @@ def _chunks(tasks: list[Task], seconds: list[float], executor: Executor) -> list
     chunks: list[list[Task]] = []
     room = 0.0
     for task, each in zip(tasks, seconds, strict=True):
-        if each > room or not chunks:
+        if each > 1.000001 * room or not chunks:  # equal ones fill a share in spite of rounding
             chunks.append([])
             room = min(executor.task_s, share)
         chunks[-1].append(task)
@@ -427,14 +429,20 @@ def _run(executor: Executor, chunks: list[list[Task]]) -> Generator[tuple[Task, 
         yield from _run(executor, alone)
 
 
-def _current(plan: Plan, left: list[Point]) -> str:
-    """What runs now, for the progress bar: where points run one after the other, the first of those left."""
-    if not left or not isinstance(plan.executor, Serial):
+def _current(plan: Plan, left: Mapping[str, Point]) -> str:
+    """What runs now, for the progress bar: of points that run beside each other, the one that was started first."""
+    point = next(iter(left.values()), None)
+    if point is None:
         return ""
-    point = left[0]
-    name = point.folder.rpartition("-")[0]
     seconds = arrivals_s(point.config) if is_real(point.config) else 0.0
-    return f"{name}, requests arrive for {seconds:.0f} s" if seconds else name
+    words = f"{_name(point)}, requests arrive for {seconds:.0f} s" if seconds else _name(point)
+    others = min(plan.executor.num_workers or 1, len(left)) - 1
+    return f"{words}, and {others} more" if others else words
+
+
+def _name(point: Point) -> str:
+    """A point in a few words."""
+    return point.folder.rpartition("-")[0]
 
 
 def _git_commit() -> str | None:

@@ -97,3 +97,28 @@ def test_live_shows_every_point_and_changes_no_number(
         plain, live = (sorted(tmp_path.glob(f"results/{folder}/points/*/{name}")) for folder in ("plain", "live"))
         assert [path.read_bytes() for path in plain] == [path.read_bytes() for path in live]
         assert len(live) == 2
+
+
+class Terminal(io.StringIO):
+    """Text that claims to be a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("executor", ["serial", "local"])
+def test_the_bar_has_rate_time_left_and_the_current_point(
+    executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    command = ["-m", "workload=fixed", "workload.request_rate=1,2", "workload.duration_s=20", f"executor={executor}"]
+    assert main(command) == 0
+    states = terminal.getvalue().split("\r")
+    first = next(state for state in states if "0/2" in state and "vllm" in state)
+    assert "vllm-opt_13b-fixed-" in first
+    assert (", and 1 more" in first) == (executor == "local")
+    assert any("1/2" in state and "point/s" in state.replace("s/point", "point/s") for state in states)
+    assert "2/2" in states[-1]
+    assert "<00:00" in states[-1]

@@ -191,7 +191,7 @@ def still(runs: Sequence[Mapped], by: By = "purpose") -> Figure:
         for index, run in enumerate(runs):
             (map_axes, bar_axes), (queue_axes, empty) = grid[2 * index : 2 * index + 2]
             _map(map_axes, run, by, end_s)
-            _bar(bar_axes, found[index])
+            _bar(bar_axes, found[index], by)
             _queue(queue_axes, run, highest)
             empty.set_axis_off()
         grid[-1, 0].set_xlabel("Time (s)")
@@ -310,11 +310,12 @@ def _borders(memory: MemoryMap) -> tuple[list[NDArray[np.float64]], list[NDArray
     return list(corners[lens >= memory.num_slots / _THINNEST]), list(ends[is_lost])
 
 
-def _bar(axes: Axes, found: Mapping[Purpose | None, float]) -> None:
+def _bar(axes: Axes, found: Mapping[Purpose | None, float], by: By) -> None:
     """What the map holds on average, from tokens at the bottom to free at the top."""
     bottom = 0.0
     for purpose in ORDER:
         part, share = SHARED if purpose is None else PURPOSES[purpose], found[purpose]
+        part = part._replace(color=_of_owner(_HUES[0], purpose)) if by == "owner" else part
         axes.bar(0, share, 1.0, bottom, color=part.color, edgecolor="white", linewidth=0.4)
         if share >= 4:
             color = "white" if part.is_dark else style.INK
