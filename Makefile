@@ -13,7 +13,7 @@ TRITONS := 3.6.0 3.7.1  # what machines with torch 2.11 have, and what pairs wit
 INSTALLED := .venv/.installed-$(subst $(comma),-,$(EXTRAS))
 
 .DEFAULT_GOAL := help
-.PHONY: help install test kernels kernel_tables lint smoke bench data reference
+.PHONY: help install test docs kernels kernel_tables lint smoke bench data reference
 
 help:  ## List the targets.
 	@grep -hE '^[a-z_%<>]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z_%]+):.*## +/\1|/; s/^fig_%/fig_<name>/' \
@@ -35,7 +35,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 test: lint  ## Check style, types and layers, then run all tests; with ARGS, those of pytest that it selects.
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
-	$(if $(ARGS),,@$(MAKE) --no-print-directory kernels)
+	$(if $(ARGS),,@$(MAKE) --no-print-directory docs kernels)
+
+docs: $(INSTALLED)  ## Build the documentation into build/site/; a link that leads nowhere is an error.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 # Triton interprets or compiles, never both in a process. Its versions lie over .venv, in folders of their own.
 kernels: $(INSTALLED)  ## Check the GPU kernels without a GPU: interpreted, and compiled for several (EXTRAS=dev,models).

@@ -33,6 +33,7 @@ EXPERIMENTS: dict[str, list[str]] = {
     "fig_beam_search": ["-m", "panel=c,f"],
     "fig_shared_prefix": [],
     "fig_swap_microbenchmark": [],
+    "memory_map": [],
 }
 """Experiments that are run without data files, and what keeps them short."""
 PAIRS, TURNS = "sharegpt_lengths.csv.gz", "sharegpt_turn_lengths.csv.gz"
@@ -43,7 +44,9 @@ REPLAYS: dict[str, list[str]] = {
     "fig_sharing": ["-m", "panel=alpaca_samples,alpaca_beams,alpaca_recorded,sharegpt_samples"],
     "fig_block_size": [],
     "fig_swap_vs_recompute": [],
-    "fig_chatbot": ["repeats=1"],
+    "fig_chatbot": [],
+    "fig_waterfall": [],
+    "fig_traces": [],
 }
 """The same with the authors' data."""
 OF_THE_MACHINE = ("wall_s", "host", "platform", "num_cores")
