@@ -222,6 +222,14 @@ def test_tables_are_escaped() -> None:
     assert r"by\_hand \& more" in latex
 
 
+def test_every_experiment_has_a_table_of_its_points() -> None:
+    for folder in sorted((Path(__file__).resolve().parent.parent / "results" / "reference").iterdir()):
+        frame = compare.select([str(folder)])
+        table = comparison.table(frame, comparison.axis(frame))
+        assert len(table.rows) == len(frame), folder.name
+        assert {len(row) for row in table.rows} == {len(table.header)}
+
+
 def test_the_committed_panels_are_refused_together(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     kept = Path(__file__).resolve().parent.parent / "results" / "reference"
     assert run(tmp_path, str(kept / "fig_throughput")) == 1

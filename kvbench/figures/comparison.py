@@ -28,6 +28,7 @@ KEYS = (
 AXES = ("request_rate", "kv_cache_bytes", "block_size", "num_samples", "beam_width")
 """Columns that may be the horizontal axis unless one is asked for: the first that takes several values in a series."""
 METRICS = {
+    "capacity_req_per_s": "capacity (requests/s)",
     "normalized_latency_mean_s": "latency (s/token)",
     "ttft_p50_s": "TTFT p50 (s)",
     "ttft_p99_s": "TTFT p99 (s)",
@@ -93,7 +94,7 @@ def draw(frame: pd.DataFrame, x: str | None, y: str, *more: str, width_in: float
     found = series(frame, x)
     with style.context():
         height_in = 2.0 + 0.14 * len(found) if x else 0.55 + 0.22 * len(found)
-        figure = style.new_figure(width_in, height_in, footnote(frame, f"Served: {where(frame)}", *more))
+        figure = style.new_figure(width_in, height_in, _note(frame, *more))
         axes = figure.subplots()
         if x is None:
             _draw_values(axes, found, y)
@@ -147,8 +148,7 @@ def table(
     header = [*(name.replace("_", " ") for name in names), *([titled(x)] if x else []), *metrics.values()]
     header += ["over the first"] if over else []
     header += ["stable"] if unstable else []
-    repeats = ["95 % intervals of means over repeats"] if frame["repeat"].nunique() > 1 else []
-    return Table(header, lines, len(names), footnote(frame, f"Served: {where(frame)}", *repeats, *more))
+    return Table(header, lines, len(names), _note(frame, *more))
 
 
 def titled(column: str) -> str:
@@ -160,6 +160,11 @@ def titled(column: str) -> str:
     words = words.removeprefix("num_").replace("_", " ")
     words = words.replace("ttft", "TTFT").replace("tpot", "TPOT")
     return words[:1].upper() + words[1:] + (f" ({unit})" if unit else "")
+
+
+def _note(frame: pd.DataFrame, *more: str) -> str:
+    repeats = ["Intervals: 95 %, of means over repeats"] if frame["repeat"].nunique() > 1 else []
+    return footnote(frame, f"Served: {where(frame)}", *repeats, *more)
 
 
 def _grouped(frame: pd.DataFrame, x: str | None) -> list[tuple[dict[str, str], pd.DataFrame]]:
