@@ -29,12 +29,12 @@ def planned(compose: Composer, *typed: str) -> Plan:
 
 
 def test_axes_are_crossed_where_combinations_exist(compose: Composer) -> None:
-    done = planned(compose, "panel=a,c", "axes=placement,reservation,watermark")
-    systems = [row.point.config["system"] for row in done.rows if row.repeat == 0 and row.panel == "a"]
+    done = planned(compose, "panel=a", "axes=placement,reservation,watermark")
+    systems = [row.point.config["system"] for row in done.rows if row.repeat == 0]
     assert len(systems) == len(set(systems)) == 8  # three placements with oracle, blocks on demand, two watermarks
     assert systems[0] == "vllm[allocator=buddy,reservation=oracle,scheduler.watermark=0]"
     assert systems[-1] == "vllm[scheduler.watermark=0.01]"
-    assert len(done.rows) == 2 * 2 * 8
+    assert len(done.rows) == 2 * 8
     with pytest.raises(KvbenchError, match="no axis colour; it has placement, reservation"):
         planned(compose, "axes=colour")
     with pytest.raises(KvbenchError, match="no combination of axes=reservation exists"):

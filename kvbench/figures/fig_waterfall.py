@@ -19,6 +19,7 @@ from kvbench.figures import replications, style
 from kvbench.figures.bars import Part
 from kvbench.figures.frames import footnote, select
 from kvbench.figures.terminal import aligned
+from kvbench.metrics import METRICS
 from kvbench.paper.claims import Claim
 from kvbench.paper.curves import crossing
 from kvbench.paper.points import LatencyPanel, latency_panels
@@ -30,6 +31,7 @@ CAPACITY = "trace_capacity_req_per_s"
 """The rate at which the mean latency of the trace itself reaches the threshold, as the paper's rates are read."""
 CLAIRVOYANT = "clairvoyant"
 """The reservation that is a bound, and no step of the chain."""
+ROOFLINE = "roofline of the GPUs"
 OPTIONS = ("watermark", "victim", "restore")
 """Axes that are options of the scheduler."""
 PARTS: dict[Step, Part] = {
@@ -118,8 +120,8 @@ def _panel(results: Results, rows: pd.DataFrame) -> Panel | None:
     row = rows.iloc[0]
     return Panel(
         title=condition.title if condition else f"{row['model']} on {row['hardware']}, {row['workload']}",
-        first=_name(groups[0]),
-        last=_name(groups[-1]),
+        first=_name(groups[0], _common(rows)),
+        last=_name(groups[-1], _common(rows)),
         start=start,
         end=end,
         total=paired_ratio(rates[-1], rates[0]),
@@ -157,9 +159,23 @@ def _bars(factors: Mapping[Step, Interval], start: float) -> Iterator[Bar]:
         rate *= factor.value
 
 
-def _name(rows: pd.DataFrame) -> str:
+def _name(rows: pd.DataFrame, common: list[str]) -> str:
+    """Of a system, without what all have in common."""
     system = str(rows["system"].iloc[0])
-    return style.looks([system])[system].label
+    label = style.looks([system])[system].label.partition(" [")[0]
+    own = [option for option in _settings(system) if option not in common]
+    return f"{label} [{', '.join(own)}]" if own else label
+
+
+def _settings(system: str) -> list[str]:
+    """By which a system differs from its preset."""
+    return [each for each in system.partition("[")[2].removesuffix("]").split(",") if each]
+
+
+def _common(rows: pd.DataFrame) -> list[str]:
+    """Settings that all systems have."""
+    first, *others = (_settings(str(system)) for system in rows["system"].unique())
+    return [each for each in first if all(each in other for other in others)]
 
 
 def _clairvoyant(rows: pd.DataFrame) -> Iterator[Bound]:
@@ -179,7 +195,7 @@ def _formulas(results: Results, rows: pd.DataFrame) -> Iterator[Bound]:
     yield Bound("no waste of memory", "s", Interval(waste, waste, waste, 1))
     roof = bounds.roofline(demand, Model(**config["model"]), Hardware(**config["hardware"]), num_slots)
     if roof is not None:
-        yield Bound("roofline of the GPUs", "*", Interval(roof, roof, roof, 1))
+        yield Bound(ROOFLINE, "*", Interval(roof, roof, roof, 1))
 
 
 def _condition(rows: pd.DataFrame) -> LatencyPanel | None:
@@ -228,7 +244,7 @@ def draw(results: Results) -> dict[str, Figure]:
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
     labels = [panel.first, *(bar.part.label for bar in panel.bars), panel.last, *(each.label for each in panel.bounds)]
-    texts = [(panel.start.high, f"{panel.start.value:.3g}")]
+    texts = [(0, panel.start.high, f"{panel.start.value:.3g}")]
     _draw_rate(axes, 0, panel.start, "o")
     for place, bar in enumerate(panel.bars, 1):
         look = {"color": bar.part.color, "hatch": bar.part.hatch, "edgecolor": "white", "linewidth": 0}
@@ -237,18 +253,26 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         _draw_rate(
             axes, place, Interval(bar.after, bar.before * bar.factor.low, bar.before * bar.factor.high, 2), "none"
         )
-        texts.append((max(bar.before, bar.before * bar.factor.high), f"{_TIMES}{bar.factor}"))
+        texts.append((place, max(bar.before, bar.before * bar.factor.high), f"{_TIMES}{bar.factor}"))
     last = len(panel.bars) + 1
     axes.plot([panel.end.value] * 2, [last - 1.33, last], color=style.INK, linewidth=0.5)
     _draw_rate(axes, last, panel.end, "o")
-    texts.append((panel.end.high, f"{_TIMES}{panel.total}"))
+    texts.append((last, panel.end.high, f"{_TIMES}{panel.total}"))
     if panel.papers:
         rate = panel.start.value * panel.papers
         style.plot_hollow(axes, [(rate, last)], style.INK, "D", size=5)
-        texts[-1] = max(rate, panel.end.high), f"{texts[-1][1]}, paper {panel.papers:.2f}"
+        texts[-1] = last, max(rate, panel.end.high), f"{texts[-1][2]}, paper {panel.papers:.2f}"
+    far = 1.5 * max(panel.end.high, *(bar.after for bar in panel.bars))
     for place, bound in enumerate(panel.bounds, last + 1):
-        _draw_rate(axes, place, bound.rate, bound.marker)
-        texts.append((bound.rate.high, f"{bound.rate.value:.3g}: {panel.last} at {_percent(panel, bound)}"))
+        words = f"{bound.rate.value:.3g}: {panel.last} at {_percent(panel, bound)}"
+        if bound.rate.value > far:  # on the axis it would squeeze the steps
+            words = f"{words}  \N{RIGHTWARDS ARROW}"
+            axes.text(
+                0.99, place, words, va="center", ha="right", fontsize=_TEXT_PT, transform=axes.get_yaxis_transform()
+            )
+        else:
+            _draw_rate(axes, place, bound.rate, bound.marker)
+            texts.append((place, bound.rate.high, words))
     axes.axhline(last + 0.5, color=style.GREY, linewidth=0.5, linestyle=(0, (1, 2)))
     _frame(axes, 0.94 * panel.start.low, texts)
     axes.set_yticks(range(len(labels)), labels)
@@ -262,11 +286,11 @@ def _draw_rate(axes: Axes, place: int, rate: Interval, marker: str) -> None:
     axes.errorbar(rate.value, place, xerr=error, color=style.INK, marker=marker, markersize=3.5, capsize=2)
 
 
-def _frame(axes: Axes, left: float, texts: list[tuple[float, str]]) -> None:
+def _frame(axes: Axes, left: float, texts: list[tuple[int, float, str]]) -> None:
     """Write beside each row, and give the rate's axis the length that all rows need."""
     axes.set_xscale("log")
     spans = []
-    for place, (x, words) in enumerate(texts):
+    for place, x, words in texts:
         text = axes.annotate(words, (x, place), (5, 0), textcoords="offset points", va="center", fontsize=_TEXT_PT)
         text.set_in_layout(False)
         spans.append(np.log(x / left) / (1 - 0.55 * _TEXT_PT / 72 * (len(words) + 2) / _WIDTH_IN))
@@ -305,20 +329,20 @@ def claims(results: Results) -> list[Claim]:
 def _meaning(summary: pd.DataFrame) -> str:
     row = summary.dropna(subset=[CAPACITY]).iloc[0]
     return (
-        f"Rates at which {row['metric']} of a trace reaches {row['threshold']:g}; 95 % intervals over "
-        f"{summary['repeat'].nunique()} repeats, of factors paired."
+        f"Rates at which a trace's {row['metric']} is {row['threshold']:g} "
+        f"{METRICS[row['metric']].unit}; 95 % intervals over {summary['repeat'].nunique()} repeats, of factors paired."
     )
 
 
 def _note(results: Results, found: list[Panel]) -> str:
     orders = max(panel.num_orders for panel in found)
-    more = [f"Steps: averages over {orders} orders of the axes"] if orders > 1 else []
+    more = [f"All with {', '.join(common)}"] if (common := _common(results.summary)) else []
+    more += [f"Steps: averages over {orders} orders of the axes"] if orders > 1 else []
     if any(panel.papers for panel in found):
         more.append("Hollow: the paper's curves")
     if any(each.label.startswith("clairvoyant") for panel in found for each in panel.bounds):
         more.append("Clairvoyant admission: in order of arrival, nobody who would not find room to the end")
-    more.append(
-        "No waste: this engine's limit if every slot held a token in every iteration; roofline: the same of the GPUs' "
-        "peaks"
-    )
+    more.append("No waste: this engine's limit if every slot held a token in every iteration")
+    if any(each.label == ROOFLINE for panel in found for each in panel.bounds):
+        more.append("Roofline: the same pool, with the GPUs' peak bandwidth and operations")
     return footnote(results.summary, _meaning(results.summary).rstrip("."), *more)
