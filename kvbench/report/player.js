@@ -52,14 +52,14 @@ function pool(run, spans, steps, end, seek, choose) {
   const reading = element("p", { class: "reading", "aria-live": "polite" });
   const counts = element("p", { class: "reading" });
   const box = element("div", { class: "map" }, element("h4", {}, run.label), element("div", { class: "over", click: (event) => seek((event.offsetX / over.clientWidth) * end) }, over, now), counts, grid, reading);
-  const purpose = new Uint8Array(slots), owner = new Int32Array(slots), holder = new Int32Array(slots), holders = new Uint16Array(slots);
+  const purpose = new Uint8Array(slots), isToken = new Uint8Array(slots), owner = new Int32Array(slots), holder = new Int32Array(slots), holders = new Uint16Array(slots);
   const present = new Set([FREE]); // what the legend lists
   if (spans.began.includes(BEGAN_COPIED)) present.add(COPIED);
   if (spans.ended.includes(ENDED_PREEMPTED) || spans.ended.includes(ENDED_SWAPPED)) present.add(LOST);
   let cursor = -1, moment = 0, paint = painter("purpose"), chosenRequest = null;
 
   function fill(time) {
-    purpose.fill(FREE); owner.fill(NOBODY); holder.fill(-1); holders.fill(0);
+    purpose.fill(FREE); isToken.fill(0); owner.fill(NOBODY); holder.fill(-1); holders.fill(0);
     const step = stepAt(steps, time);
     const recent = stepAt(steps, Math.max(time - end / 80, 0));
     for (let index = 0; index < spans.address.length && spans.from_step[index] <= step; index++) {
@@ -72,6 +72,7 @@ function pool(run, spans, steps, end, seek, choose) {
       const flashes = spans.began[index] === BEGAN_COPIED && recent >= 0 && spans.from_step[index] > recent;
       for (let at = address; at < last; at++) {
         const what = purposeOf(spans, index, at - address, step);
+        if (what === TOKENS) isToken[at] = 1;
         purpose[at] = flashes ? COPIED : holders[at]++ && what === TOKENS ? SHARED : what;
         if (flashes) holders[at]++;
         if (owner[at] === NOBODY || spans.request[index] < owner[at]) { owner[at] = spans.request[index]; holder[at] = index; }
@@ -112,7 +113,7 @@ function pool(run, spans, steps, end, seek, choose) {
     }
     now.style.left = `${(100 * time) / end}%`;
     let tokens = 0, free = 0;
-    for (let at = 0; at < slots; at++) { tokens += purpose[at] === TOKENS || purpose[at] === SHARED; free += !holders[at]; }
+    for (let at = 0; at < slots; at++) { tokens += isToken[at]; free += !holders[at]; }
     const row = step < 0 ? null : step;
     counts.textContent = row === null ? "nothing runs" : `${steps.num_running[row]} run, ${steps.num_waiting[row]} wait; tokens ${number((100 * tokens) / slots, 3)} %, free ${number((100 * free) / slots, 3)} %`;
     read();
@@ -186,7 +187,7 @@ async function player(place) {
   const clock = element("output", {});
   const speed = element("select", {}, ...[[10, "in 10 s"], [20, "in 20 s"], [60, "in 60 s"], [end, "as it was"]].map(([value, label]) => element("option", { value }, label)));
   speed.value = "20";
-  const by = element("select", { change: () => { pools.forEach((each) => { each.use(by.value); each.overview(); }); seek(time); } }, element("option", { value: "purpose" }, "what a slot is for"), element("option", { value: "owner" }, "whose it is"));
+  const by = element("select", { change: () => all() }, element("option", { value: "purpose" }, "what a slot is for"), element("option", { value: "owner" }, "whose it is"));
   const nudge = (sign) => () => {
     const ends = group.runs.map((run) => run.loaded.end_s);
     const marks = ends.flatMap((each) => [...each].filter((at) => (sign > 0 ? at > time + 1e-6 : at < time - 1e-6)));
@@ -195,7 +196,13 @@ async function player(place) {
   const names = [...PALETTE.purposes.slice(1), PALETTE.shared, PALETTE.purposes[0], { label: "just copied to", color: "#f0e442" }, { label: "just lost to preemption", color: "#d5005a" }];
   const codes = [TOKENS, RESERVED, OVERRESERVED, PADDING, SHARED, FREE, COPIED, LOST];
   const legend = element("ul", { class: "legend", style: "gap:.2rem 1rem" });
-  const drawLegend = () => legend.replaceChildren(...names.filter((_, at) => pools.some((each) => each.present.has(codes[at]))).map(({ label, color }) => element("li", {}, element("span", { class: "swatch", style: `display:inline-block;background:${colored(color)}` }), ` ${label}`)));
+  function drawLegend() {
+    const owners = by.value === "owner", paint = painter(by.value);
+    const there = codes.map((code, at) => ({ code, ...names[at] })).filter(({ code }) => pools.some((each) => each.present.has(code)) && !(owners && code === SHARED));
+    legend.replaceChildren(...there.map(({ code, label, color }) => element("li", {},
+      element("span", { class: "swatch", style: `display:inline-block;background:${FLASH[code] ? color : `rgb(${paint(code, 0)})`}` }),
+      ` ${owners && code === TOKENS ? "tokens, a colour for each request" : label}`)));
+  }
   place.setAttribute("role", "group");
   place.setAttribute("aria-label", `Memory map ${group.name}: space plays and pauses, left and right arrows step, Home and End jump`);
   place.append(

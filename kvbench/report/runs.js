@@ -46,11 +46,11 @@ function runs(section) {
     end = Math.max(columns ? columns.edges_s.at(-1) : 0, people ? people.finish_s.reduce((a, b) => Math.max(a, b), 0) : 0);
     charts = columns ? stepCharts(place, steps, columns, (wanted) => { chosen = 1; show(wanted); }) : [];
     if (!columns) place.replaceChildren();
-    find("#run-resolution").textContent = !steps
+    find("#run-resolution").textContent = `${run.label}. ` + (!steps
       ? "This point was run with records=summary: it kept no iterations."
       : steps.is_exact
         ? `Every one of its ${number(steps.num_iterations)} iterations is shown as it was.`
-        : `${number(steps.num_iterations)} iterations in ${number(steps.num_buckets)} buckets of ${number(columns.edges_s[1])} s: lines are means over time, bands and ranges run from the smallest to the largest value, so no extreme is lost.`;
+        : `${number(steps.num_iterations)} iterations in ${number(steps.num_buckets)} buckets of ${number(columns.edges_s[1])} s: lines are means over time, bands and ranges run from the smallest to the largest value, so no extreme is lost.`);
     requests = people ? requestTimeline(find("#requests"), asked, people) : null;
     for (const row of document.querySelectorAll("tr.is-chosen")) row.classList.remove("is-chosen");
     if (chosen) document.getElementById(`point-${run.point}`)?.classList.add("is-chosen");

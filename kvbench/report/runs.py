@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from kvbench.figures import style
-from kvbench.figures.memory_map import PREEMPTED, PURPOSES, SHARED, WAIT, Group, Mapped
+from kvbench.figures.memory_map import PURPOSES, SHARED, WAIT, Group, Mapped
 from kvbench.memory_map import Purpose
 from kvbench.metrics import CLASSES
 from kvbench.records import Columns
-from kvbench.report.packing import Packed, packed, size
+from kvbench.report.packing import packed, size
 from kvbench.report.tables import Row
 from kvbench.report.timeline import COUNTED, bucketed, columns_of
 from kvbench.results import Results
 
 _MOST_BUCKETS, _FEWEST_BUCKETS = 6000, 100
 _FEWEST_REQUESTS = 100
-_EMPTY_CLASS_COLORS = {"cached": "#56B4E9", "pinned": "#CC79A7"}
+_OTHER_COLORS = {"cached": "#56B4E9", "pinned": "#CC79A7"}
 _NEVER = -1.0
 
-CLASS_COLORS = {purpose.name.lower(): PURPOSES[purpose].color for purpose in Purpose} | _EMPTY_CLASS_COLORS
+CLASS_COLORS = {purpose.name.lower(): PURPOSES[purpose].color for purpose in Purpose} | _OTHER_COLORS
 
 
 def run_content(results: Results, row: Row, max_bytes: int) -> dict[str, Any] | None:
@@ -109,17 +108,5 @@ def palette() -> dict[str, Any]:
         "purposes": [{"label": PURPOSES[each].label, "color": PURPOSES[each].color} for each in Purpose],
         "shared": {"label": SHARED.label, "color": SHARED.color},
         "wait": WAIT,
-        "lost": PREEMPTED,
         "owners": [look.color for look in style.SYSTEMS.values()][1:],
     }
-
-
-def packs(content: dict[str, Any]) -> Iterator[Packed]:
-    """Everything packed in a run's content."""
-    for part in content.values():
-        yield part["packed"]
-
-
-def total(contents: Sequence[dict[str, Any] | None]) -> int:
-    """Bytes that runs take in a page."""
-    return sum(size(each) for content in contents if content for each in packs(content))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,7 +68,7 @@ def bucketed(steps: Columns, num_slots: int, max_buckets: int) -> Buckets:
     return Buckets(edges_s, mean, low, high, is_exact)
 
 
-def columns_of(buckets: Buckets, names: Mapping[str, object] | tuple[str, ...] = (*COUNTED, *CLASSES)) -> Columns:
+def columns_of(buckets: Buckets, names: Sequence[str]) -> Columns:
     """Buckets as columns to pack: of exact ones only the mean, slots and counts as whole numbers.
 
     Means of slots are rounded to a slot, those of requests to a 64th.
