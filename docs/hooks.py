@@ -9,7 +9,9 @@ from __future__ import annotations
 import csv
 import os
 import re
+from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from pydoc import locate
 from textwrap import indent
@@ -131,10 +133,10 @@ def _claims(path: Path, with_data: str) -> str:
         rows = list(csv.DictReader(file))
     if not rows:
         return ""
-    kept = sum(row["verdict"] == "reproduced" for row in rows)
-    compared = sum(row["verdict"] in ("reproduced", "not reproduced") for row in rows)
+    counts = Counter(row["verdict"] for row in rows)
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     table = ["| claim | of | paper | measured | verdict | note |", "|---|---|---|---|---|---|", *map(_claim, rows)]
-    title = f'??? abstract "{kept} of {compared} claims reproduced, {with_data}"'
+    title = f'??? abstract "Claims, {with_data}: {verdicts}"'
     return title + "\n\n" + indent("\n".join(table), "    ")
 
 
@@ -152,10 +154,8 @@ def _title(path: Path) -> str:
     if not text and "_target_" in content:
         text = (locate(content["_target_"]).__doc__ or "").split("\n\n")[0]
     if not text:
-        facts = [
-            (key, value) for key, value in content.items() if key != "name" and not isinstance(value, (dict, list))
-        ]
-        text = ", ".join(f"{key} {value}" for key, value in facts[:4])
+        facts = (f"{key} {value}" for key, value in content.items() if isinstance(value, str | int) and key != "name")
+        text = ", ".join(islice(facts, 4))
     sentence = re.split(r"(?<!Fig)\.\s", text.strip().rstrip("."), maxsplit=1)[0]
     return f": {_plain(' '.join(sentence.split()))}"
 
