@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from kvbench.figures import replications, style
 from kvbench.figures.frames import footnote, select
-from kvbench.figures.style import Look
+from kvbench.figures.style import LineStyle, Look
 from kvbench.figures.terminal import aligned, number
 from kvbench.paper.claims import Claim
 from kvbench.paper.curves import crossing
@@ -25,7 +25,11 @@ from kvbench.statistics import Interval
 LATENCY = "normalized_latency_mean_s"
 CAPACITY, STEADY = "trace_capacity_req_per_s", "capacity_req_per_s"
 SYSTEMS = ("vllm", "orca_oracle")
-_COLORS = [("#E69F00", "s", (0, (4, 1.2))), ("#0072B2", "o", "-"), ("#009E73", "^", (0, (1, 1)))]
+_LINES: list[tuple[str, str, LineStyle]] = [
+    ("#E69F00", "s", (0, (4, 1.2))),
+    ("#0072B2", "o", "-"),
+    ("#009E73", "^", (0, (1, 1))),
+]
 
 
 class Seeds(NamedTuple):
@@ -72,13 +76,13 @@ class Reading(NamedTuple):
 def seeds(summary: pd.DataFrame) -> list[Seeds]:
     """Every point that was run with several seeds."""
     found = []
-    for (system, model, rate), rows in select(summary, panel="seeds").groupby(
-        ["system", "model", "request_rate"], sort=False
-    ):
+    for _, rows in select(summary, panel="seeds").groupby(["system", "model", "request_rate"], sort=False):
+        first = rows.iloc[0]
+        system, model, rate = str(first["system"]), str(first["model"]), float(first["request_rate"])
         values = replications.by_repeat(rows, LATENCY)
-        curve = _curve(str(system), str(model), float(rows["duration_s"].iloc[0]))
+        curve = _curve(system, model, float(first["duration_s"]))
         papers = [point.y for point in curve.measurements if point.x == rate] if curve else []
-        label = f"{style.looks([system])[system].label}, {str(model).replace('opt_', '').upper()}, {rate:g}/s"
+        label = f"{style.looks([system])[system].label}, {model.removeprefix('opt_').upper()}, {rate:g}/s"
         replay = values.pop(0, None)
         found.append(Seeds(label, replay, list(values.values()), float(np.mean(papers)) if papers else None))
     return found
@@ -88,7 +92,8 @@ def readings(summary: pd.DataFrame) -> list[Reading]:
     """Every threshold and length at which both systems were run."""
     found = []
     rows = select(summary, panel="readings").dropna(subset=[CAPACITY])
-    for (threshold, duration_s), both in rows.groupby(["threshold", "duration_s"]):
+    for _, both in rows.groupby(["threshold", "duration_s"]):
+        threshold, duration_s = (float(both[name].iloc[0]) for name in ("threshold", "duration_s"))
         mine, other = (select(both, system=system) for system in SYSTEMS)
         gain = replications.ratio(mine, other, CAPACITY)
         rate, steady = replications.interval(mine, CAPACITY), replications.interval(mine, STEADY)
@@ -96,8 +101,8 @@ def readings(summary: pd.DataFrame) -> list[Reading]:
             continue
         rates = [replications.by_repeat(each, CAPACITY) for each in (mine, other)]
         gains = [rate / rates[1][repeat] for repeat, rate in rates[0].items() if repeat in rates[1]]
-        papers = _papers(str(both["model"].iloc[0]), float(duration_s), float(threshold))
-        found.append(Reading(float(threshold), float(duration_s), rate, steady, gain, gains, papers))
+        papers = _papers(str(both["model"].iloc[0]), duration_s, threshold)
+        found.append(Reading(threshold, duration_s, rate, steady, gain, gains, papers))
     return found
 
 
@@ -126,19 +131,20 @@ def draw(results: Results) -> dict[str, Figure]:
         figure = style.new_figure(style.PAGE_IN, 2.3, _note(summary, points, found))
         left, middle, right = figure.subplots(1, 3, width_ratios=[1.35, 1, 1])
         _draw_seeds(left, points)
-        for threshold, look in looks.items():
+        for index, (threshold, look) in enumerate(looks.items()):
+            aside = 1.13 ** (index - (len(looks) - 1) / 2)
             mine = [each for each in found if each.threshold == threshold]
-            _draw_line(middle, [(each.duration_s, each.rate) for each in mine], look)
-            _draw_line(right, [(each.duration_s, each.gain) for each in mine], look)
+            _draw_line(middle, [(aside * each.duration_s, each.rate) for each in mine], look)
+            _draw_line(right, [(aside * each.duration_s, each.gain) for each in mine], look)
             for each in mine:
-                right.plot(
-                    [each.duration_s] * len(each.gains), each.gains, "_", color=look.color, markersize=5, alpha=0.6
-                )
-            papers = [(each.duration_s, each.papers) for each in mine if each.papers is not None]
+                xs = [aside * each.duration_s] * len(each.gains)
+                right.plot(xs, each.gains, "_", color=look.color, markersize=5, alpha=0.6)
+            papers = [(aside * each.duration_s, each.papers) for each in mine if each.papers is not None]
             style.plot_hollow(right, papers, look.color, "D")
-        for axes, label in ((middle, "vLLM's rate (requests/s)"), (right, "Its ratio to Orca (Oracle)'s")):
-            _frame(axes, sorted({each.duration_s for each in found}), label)
-        handles: list[Artist] = style.legend(looks)
+        durations = sorted({each.duration_s for each in found})
+        _frame(middle, durations, "vLLM's rate (requests/s)", "The rate that is read")
+        _frame(right, durations, "Its ratio to Orca (Oracle)'s", "The gain that is read")
+        handles: list[Artist] = style.legend({look.label: look for look in looks.values()})
         handles += [Line2D([], [], color=style.INK, marker="_", linestyle="none", label="one seed")]
         handles += [Line2D([], [], color=style.INK, marker="o", linestyle="none", label="the paper's seed")]
         handles += [style.hollow("D")]
@@ -146,10 +152,10 @@ def draw(results: Results) -> dict[str, Figure]:
     return {"fig_noise": figure}
 
 
-def _looks(found: list[Reading]) -> dict[str, Look] | dict[float, Look]:
+def _looks(found: list[Reading]) -> dict[float, Look]:
     thresholds = sorted({each.threshold for each in found})
     return {
-        threshold: Look(f"{threshold:g} s/token", *_COLORS[index % len(_COLORS)])
+        threshold: Look(f"{threshold:g} s/token", *_LINES[index % len(_LINES)])
         for index, threshold in enumerate(thresholds)
     }
 
@@ -178,7 +184,7 @@ def _draw_line(axes: Axes, points: list[tuple[float, Interval]], look: Look) -> 
     axes.errorbar(xs, means, yerr=errors, color=look.color, marker=look.marker, linestyle=look.linestyle, capsize=2)
 
 
-def _frame(axes: Axes, durations: list[float], label: str) -> None:
+def _frame(axes: Axes, durations: list[float], label: str, title: str) -> None:
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(durations))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -187,7 +193,7 @@ def _frame(axes: Axes, durations: list[float], label: str) -> None:
         axes.set_xlim(durations[0] / 1.5, durations[-1] * 1.5)
     axes.set_xlabel("Length of the trace")
     axes.set_ylabel(label)
-    axes.set_title("One length, one threshold")
+    axes.set_title(title)
 
 
 def _time(seconds: float) -> str:
@@ -198,43 +204,30 @@ def table(results: Results) -> str | None:
     """Latencies over seeds, then rates and gains for every threshold and length."""
     parts = []
     if points := seeds(results.summary):
-        header = (
-            "at the paper's rate (s/token)",
-            "paper",
-            "its trace",
-            "seeds",
-            "least",
-            "median",
-            "most",
-            "deviation/mean",
-        )
-        cells = [
+        lines: list[tuple[str, ...]] = [
             (
-                each.name,
-                number(each.papers),
-                number(each.replay),
-                str(len(each.latencies)),
-                *(number(float(np.quantile(each.latencies, q))) if each.latencies else "-" for q in (0, 0.5, 1)),
-                number(each.variation, 2),
+                "at the paper's rate (s/token)",
+                "paper",
+                "its trace",
+                "seeds",
+                "least",
+                "median",
+                "most",
+                "deviation/mean",
             )
-            for each in points
         ]
-        parts.append(aligned([header, *cells]))
+        for point in points:
+            spread = (number(float(np.quantile(point.latencies, q))) if point.latencies else "-" for q in (0, 0.5, 1))
+            count, variation = str(len(point.latencies)), number(point.variation, 2)
+            lines.append((point.name, number(point.papers), number(point.replay), count, *spread, variation))
+        parts.append(aligned(lines))
     if found := readings(results.summary):
-        header = ("threshold", "trace", "vLLM's rate", "corrected", "over Orca (Oracle)", "of one seed", "paper")
-        cells = [
-            (
-                f"{each.threshold:g} s/token",
-                _time(each.duration_s),
-                str(each.rate),
-                str(each.steady),
-                str(each.gain),
-                f"{min(each.gains):.3g} to {max(each.gains):.3g}",
-                number(each.papers),
-            )
-            for each in found
-        ]
-        parts.append(aligned([header, *cells], left=2))
+        lines = [("threshold", "trace", "vLLM's rate", "corrected", "over Orca (Oracle)", "of one seed", "paper")]
+        for each in found:
+            gains = str(each.gain), f"{min(each.gains):.3g} to {max(each.gains):.3g}", number(each.papers)
+            threshold, length = f"{each.threshold:g} s/token", _time(each.duration_s)
+            lines.append((threshold, length, str(each.rate), str(each.steady), *gains))
+        parts.append(aligned(lines, left=2))
     return "\n\n".join(parts) or None
 
 

@@ -247,8 +247,8 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     texts = [(0, panel.start.high, f"{panel.start.value:.3g}")]
     _draw_rate(axes, 0, panel.start, "o")
     for place, bar in enumerate(panel.bars, 1):
-        look = {"color": bar.part.color, "hatch": bar.part.hatch, "edgecolor": "white", "linewidth": 0}
-        axes.barh(place, abs(bar.after - bar.before), 0.66, min(bar.before, bar.after), **look)
+        left, width = min(bar.before, bar.after), abs(bar.after - bar.before)
+        axes.barh(place, width, 0.66, left, color=bar.part.color, hatch=bar.part.hatch, edgecolor="white", linewidth=0)
         axes.plot([bar.before] * 2, [place - 1, place + 0.33], color=style.INK, linewidth=0.5)
         _draw_rate(
             axes, place, Interval(bar.after, bar.before * bar.factor.low, bar.before * bar.factor.high, 2), "none"
