@@ -53,7 +53,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not in docs/, and the figures of results/reference/."""
     for source, page in ELSEWHERE.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
-    for path in REFERENCE.glob("*/*.png"):
+    for path in (path for path in REFERENCE.glob("*/*") if path.suffix in (".png", ".svg", ".gif")):
         files.append(File.generated(config, _figure(path), abs_src_path=str(path)))
     return files
 
