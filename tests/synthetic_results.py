@@ -195,7 +195,7 @@ def block_size_rows() -> list[Row]:
 def swap_rows() -> list[Row]:
     """Fig. 19 (b) as published."""
     paper = published()["fig19b"]
-    preemption = {"num_preemptions": 1234, "recomputed_tokens": 567890, "swapped_out_bytes": 10**12}
+    preemption: Row = {"num_preemptions": 1234, "recomputed_tokens": 567890, "swapped_out_bytes": 10**12}
     preemption |= {"recompute_s": 30.0, "swap_s": 15.5, "lost_s": 45.5, "simulated_s": 700.0, "preempted_s": 2468.0}
     conditions = {name: paper[name] for name in ("request_rate", "duration_s")}
     return [

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
@@ -102,13 +103,14 @@ CASES += [("tiny_llama", each, 4) for each in ("swap1", "copies4", "orca_max", "
 
 def assert_preemption_costs_time(record: Record) -> None:
     """Where something was computed again or swapped, and only there."""
-    steps = record.steps
+    steps = {name: column.astype(np.float64) for name, column in record.steps.items()}
+    requests = {name: column.astype(np.float64) for name, column in record.requests.items()}
     moved = steps["swapped_in"] + steps["swapped_out"]
     for seconds, work in ((steps["swap_s"], moved), (steps["recompute_s"], steps["recomputed"])):
         assert ((seconds > 0) == (work > 0)).all()
-    assert steps["num_preempted"].sum() == record.requests["num_preemptions"].sum()
-    assert steps["recomputed"].sum() == record.requests["recomputed_tokens"].sum()
-    assert ((record.requests["preempted_s"] > 0) <= (record.requests["num_preemptions"] > 0)).all()
+    assert steps["num_preempted"].sum() == requests["num_preemptions"].sum()
+    assert steps["recomputed"].sum() == requests["recomputed_tokens"].sum()
+    assert ((requests["preempted_s"] > 0) <= (requests["num_preemptions"] > 0)).all()
 
 
 @pytest.mark.parametrize(("name", "system_name", "width"), CASES)

@@ -201,11 +201,16 @@ def test_a_wrong_experiment_is_refused(
 
 @pytest.mark.parametrize("stem", groups()["experiment"])
 def test_every_experiment_plans_and_has_a_script(compose: Composer, stem: str) -> None:
-    if load_experiment(stem)["common"].get("runner", "simulated") != "simulated":
-        pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    needs_gpu = False
+    if (runner := load_experiment(stem)["common"].get("runner", "simulated")) != "simulated":
+        torch = pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+        needs_gpu = runner == "kernels" and not torch.cuda.is_available()
     typed = parse([f"+experiment={stem}", "executor=serial"], sweep=False)
     if {entry.get("costs") for entry in load_experiment(stem)["points"]} - {None, *groups()["costs"]}:
         with pytest.raises(KvbenchError, match=r"kvbench.calibrate"):  # tests/test_fidelity.py plans it
+            plan(compose, typed)
+    elif needs_gpu:
+        with pytest.raises(KvbenchError, match=r"docs/gpu.md"):
             plan(compose, typed)
     elif stem in (needs := {"fig_chatbot": "sharegpt_turn_lengths", "fig_traces": "azure_2023_conv"}):
         with pytest.raises(KvbenchError, match=needs[stem]):  # for which nothing can stand in
