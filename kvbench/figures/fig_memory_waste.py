@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -45,21 +47,42 @@ def draw(results: Results) -> dict[str, Figure]:
     looks = style.looks(systems(summary))
     if not looks:
         return {}
+    groups = {look.label: select(summary, system=system) for system, look in looks.items()}
+    papers = [_boundaries(published()["fig2"]["pct"].get(system)) for system in looks]
+    return {"fig_memory_waste": draw_groups(groups, papers)}
+
+
+def draw_groups(
+    groups: Mapping[str, pd.DataFrame], papers: Sequence[Sequence[float]] = (), width_in: float = style.COLUMN_IN
+) -> Figure:
+    """A stacked bar for each group of points.
+
+    Args:
+        groups: label -> rows of a summary.
+        papers: of each group the boundaries that the paper plots, beside its bar; none: nobody's.
+        width_in: of the figure.
+    """
+    rows = pd.concat(groups.values())
     with style.context():
-        note = footnote(summary, f"Bars: {way(summary)}, means over iterations; hollow: the paper's bars")
-        figure = style.new_figure(style.COLUMN_IN, 2.5, note)
+        hollow = "; hollow: the paper's bars" if papers else ""
+        note = footnote(rows, f"Bars: {way(rows)}, means over iterations{hollow}")
+        figure = style.new_figure(width_in, 2.5, note)
         axes = figure.subplots()
-        for x, system in enumerate(looks):
-            found = segments(select(summary, system=system))
+        for x, mine in enumerate(groups.values()):
+            found = segments(mine)
             bars.stack(axes, x, list(PARTS.values()), [found[name] or 0.0 for name in PARTS], labelled_from=5)
-            bars.paper(axes, x, _boundaries(published()["fig2"]["pct"].get(system)))
-        axes.set_xticks(range(len(looks)), [look.label.replace(" ", "\n", 1) for look in looks.values()])
-        axes.set_xlim(-0.5, len(looks) - 0.4)
+            if papers:
+                bars.paper(axes, x, papers[x])
+        axes.set_xticks(range(len(groups)), [label.replace(" ", "\n", 1) for label in groups])
+        axes.set_xlim(-0.5, len(groups) - 0.4)
         axes.set_ylim(0, 100)
         axes.set_ylabel("Share of the KV pool (%)")
         axes.grid(visible=False, axis="x")
-        figure.legend(handles=bars.legend(list(PARTS.values())), loc="outside upper center", ncols=3)
-    return {"fig_memory_waste": figure}
+        handles = bars.legend(list(PARTS.values()))
+        if not papers:
+            handles.pop()
+        figure.legend(handles=handles, loc="outside upper center", ncols=3 if width_in < style.PAGE_IN else 5)
+    return figure
 
 
 def table(results: Results) -> str | None:
