@@ -73,7 +73,8 @@ def draw_groups(
             bars.stack(axes, x, list(PARTS.values()), [found[name] or 0.0 for name in PARTS], labelled_from=5)
             if papers:
                 bars.paper(axes, x, papers[x])
-        axes.set_xticks(range(len(groups)), [label.replace(" ", "\n", 1) for label in groups])
+        is_narrow = width_in < style.PAGE_IN
+        axes.set_xticks(range(len(groups)), [label.replace(" ", "\n", 1) if is_narrow else label for label in groups])
         axes.set_xlim(-0.5, len(groups) - 0.4)
         axes.set_ylim(0, 100)
         axes.set_ylabel("Share of the KV pool (%)")
@@ -81,7 +82,7 @@ def draw_groups(
         handles = bars.legend(list(PARTS.values()))
         if not papers:
             handles.pop()
-        figure.legend(handles=handles, loc="outside upper center", ncols=3 if width_in < style.PAGE_IN else 5)
+        figure.legend(handles=handles, loc="outside upper center", ncols=3 if is_narrow else 5)
     return figure
 
 
