@@ -57,7 +57,6 @@ def test_the_replay_of_the_papers_trace_gives_the_committed_numbers(tmp_path: Pa
     assert_equal(tmp_path / "fig_memory_waste", TARGET / "fig_memory_waste_pairs")
 
 
-@pytest.mark.xfail(reason="make reference is due: the experiments of samples, beams, prefixes and swaps", strict=True)
 def test_the_committed_set_is_whole_and_names_no_machine() -> None:
     folders = {path.name for path in TARGET.iterdir() if path.is_dir()}
     assert folders == {*EXPERIMENTS, *(f"{name}_pairs" for name in REPLAYS)}
