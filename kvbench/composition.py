@@ -33,6 +33,8 @@ from kvbench.search import FALLING, RISING
 CONF = Path(__file__).resolve().parent.parent / "conf"
 AXES = ("allocator", "reservation", "scheduler", "costs")
 """Groups that a system presets: a point that differs in one of them does not carry the preset's bare name."""
+OWN = "own"
+"""The choice of a group that is a class of the user's, named by its ``_target_``."""
 SELECTORS = ("panel", "system")
 """Keys that select among the points of an experiment."""
 CONSTRUCTED = ("allocator", "reservation", "scheduler", "runner", "costs", "model", "hardware", "workload", "executor")
@@ -431,7 +433,7 @@ class Composer:
         different = []
         if any(axis in asked for axis in AXES):
             preset = self._compose({"system": chosen["system"]}).chosen
-            different = [f"{axis}={chosen[axis]}" for axis in AXES if chosen[axis] != preset[axis]]
+            different = [f"{axis}={chosen[axis]}" for axis in AXES if chosen[axis] not in (preset[axis], OWN)]
         different += [str(each._replace(key=each.key.removesuffix("._target_"))) for each in changed]
         return chosen["system"] + (f"[{','.join(different)}]" if different else "")
 

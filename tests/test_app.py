@@ -208,8 +208,8 @@ MINE = """
 from kvbench.allocators.paged import Paged
 
 class Mine(Paged):
-    def __init__(self, num_slots, block_size=16, *, copy_on_write=True, host_slots=None, spare=0):
-        super().__init__(num_slots, block_size, copy_on_write=copy_on_write, host_slots=host_slots)
+    def __init__(self, num_slots, spare=0):
+        super().__init__(num_slots, 16)
         self.spare = spare
 """
 
@@ -218,6 +218,7 @@ def test_a_user_s_own_allocator_runs_also_in_workers() -> None:
     Path("my_allocator.py").write_text(MINE)
     command = [
         "-m",
+        "allocator=own",
         "allocator._target_=my_allocator.Mine",
         "+allocator.spare=3",
         "workload.request_rate=1,2",
