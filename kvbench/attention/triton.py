@@ -16,7 +16,7 @@ import torch
 from kvbench.attention.base import PackedBatch
 from kvbench.cache import KVCache
 from kvbench.core import KvbenchError
-from kvbench_kernels.plan import plan_splits
+from kvbench_kernels.plan import MIN_SPLIT_LEN, plan_splits
 
 
 def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch: PackedBatch, scale: float) -> torch.Tensor:
@@ -44,6 +44,13 @@ def num_splits(lens: Seq[int], num_kv_heads: int, device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return plan_splits(lens, num_kv_heads, torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def all_splits(max_len: int, device: torch.device) -> list[int]:
+    """Whatever ``num_splits`` may say of sequences up to this length: each is a kernel of its own."""
+    if device.type != "cuda":
+        return [1]
+    return [1 << i for i in range(max(1, max_len // MIN_SPLIT_LEN).bit_length())]
 
 
 def copy_blocks(cache: KVCache, block_size: int, pairs: torch.Tensor) -> None:

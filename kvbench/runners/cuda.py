@@ -218,6 +218,8 @@ def open_shard(
     cache = KVCache(shapes.num_layers, num_slots, shapes.num_kv_heads, shapes.head_dim, dtype, device.where)
     model = PackedModel(loaded.model, cache, triton.attend, triton.write)
     shard = Shard(model, device, places, sizes, leads=leads)
+    if device.where.type == "cuda":
+        torch.cuda.synchronize(device.where)  # weights come by the default stream, which no queue waits for
     shard.warm_up()
     return shard
 
@@ -264,7 +266,7 @@ def _profile(loaded: LoadedModel, device: str, sampling: SamplingParams, num_tok
     queues = device_of(device)
     lengths = largest_prefill(num_tokens, num_seqs, loaded.shapes.max_model_len)
     shard = open_shard(loaded, queues, num_tokens, Places(0, loaded.shapes.max_model_len, 0), [])
-    shard.cache.data.zero_()
+    call(queues, shard.cache.data.zero_)
     starts = np.cumsum([0, *lengths])
     rows = np.zeros((len(lengths), shard.places.width), np.int32)
     rows[:, LENGTH], rows[:, BASE] = lengths, starts[:-1]

@@ -102,7 +102,7 @@ class Shard:
         self.output: Output
 
     def warm_up(self) -> None:
-        """Compile what steps use, and capture the buckets, the largest first; the cache is not written."""
+        """Before any sequence: compile what steps, copies and swaps use, and capture the buckets, the largest first."""
         for queries in ([2], [1, 2]):
             rows, starts = np.zeros((len(queries), self.places.width), np.int32), np.cumsum([0, *queries])
             rows[:, LENGTH] = queries
@@ -110,6 +110,24 @@ class Shard:
             tokens[2 * starts[-1] : 3 * starts[-1]] = NOWHERE
             tokens[3 * starts[-1] :] = starts
             self.step(rows, tokens)
+        for splits in triton.all_splits(self.places.max_len, self.device.where):  # of which lengths choose one later
+
+            def decode(splits: int = splits) -> None:
+                idle = torch.zeros((2, self.places.width), dtype=torch.int32, device=self.device.where)
+                idle[:, SLOT] = NOWHERE
+                self._decode(idle, splits)
+
+            self.device.submit(COMPUTE, decode)
+        block_size = self.places.block_size
+        if block_size and self.cache.data.shape[2] >= 2 * block_size:
+
+            def move() -> None:
+                block = torch.zeros(1, dtype=torch.int64, device=self.device.where)
+                staging = triton.gather_blocks(self.cache, block_size, block)
+                triton.scatter_blocks(self.cache, block_size, staging, block)
+                triton.copy_blocks(self.cache, block_size, torch.tensor([[0, 1]]))
+
+            self.device.submit(COMPUTE, move)
         for size in reversed(self.sizes):
             splits = triton.num_splits([self.places.max_len] * size, self.cache.data.shape[3], self.device.where)
             outputs: list[Output] = []
