@@ -7,6 +7,7 @@ device. A step waits for the device once, for its tokens; swaps run beside it. S
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections.abc import Sequence as Seq
@@ -288,7 +289,9 @@ def _profile(loaded: LoadedModel, device: str, sampling: SamplingParams, num_tok
 
 @lru_cache(maxsize=1)
 def _load(shapes: str, device: str, seed: int) -> LoadedModel:
-    """Points that differ in other parts only, and are run one after the other, share a model."""
+    """Points that differ in other parts only, and are run one after the other, share a model; no two are kept."""
+    _load.cache_clear()
+    gc.collect()  # the model, pool and graphs of an earlier run, which may fill the device
     return load(Model(**json.loads(shapes)), device=device, seed=seed)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from kvbench_kernels import device
 from kvbench_kernels.plan import Tiles
-from tests.kernels.pool import Pool, check_decode, check_prefill
+from tests.kernels.pool import DEVICE, Pool, check_decode, check_prefill
 
 SMALL = Tiles(32, 4, 2, 64)
 """Few tokens reach its edges."""
@@ -86,17 +86,17 @@ def test_a_table_that_is_looked_up_inside_the_loop_gives_the_same() -> None:
 def test_a_chunk_behind_a_cached_prefix_gives_what_the_whole_prompt_gives() -> None:
     pool = Pool.of([90], page=16)
     q = pool.queries(90, 2)
-    whole = device.prefill(q, cu_q=torch.tensor([0, 90], dtype=torch.int32), lens=pool.lens, **pool.paged, tiles=SMALL)
-    chunk = device.prefill(
-        q[60:], cu_q=torch.tensor([0, 30], dtype=torch.int32), lens=pool.lens, **pool.paged, tiles=SMALL
-    )
+    ends = torch.tensor([[0, 90], [0, 30]], dtype=torch.int32, device=DEVICE)
+    whole = device.prefill(q, cu_q=ends[0], lens=pool.lens, **pool.paged, tiles=SMALL)
+    chunk = device.prefill(q[60:], cu_q=ends[1], lens=pool.lens, **pool.paged, tiles=SMALL)
     torch.testing.assert_close(chunk, whole[60:], atol=1e-6, rtol=1e-5)
 
 
 def test_blocks_of_a_pool_that_holds_all_layers_side_by_side() -> None:
     pool = Pool.of([40, 17], page=16)
     blocks = pool.paged["k"].unflatten(0, (-1, 16)), pool.paged["v"].unflatten(0, (-1, 16))
-    apart = torch.full((len(blocks[0]), 3, 2, *blocks[0].shape[1:]), torch.nan)  # [blocks, layers, K and V, ...]
+    shape = (len(blocks[0]), 3, 2, *blocks[0].shape[1:])  # [blocks, layers, K and V, ...]
+    apart = torch.full(shape, torch.nan, device=DEVICE)
     apart[:, 1, 0], apart[:, 1, 1] = blocks
     q = pool.queries(2, 2)
     expected = device.decode(q, lens=pool.lens, **pool.paged, tiles=SMALL)
@@ -107,10 +107,10 @@ def test_blocks_of_a_pool_that_holds_all_layers_side_by_side() -> None:
 def test_what_is_given_to_write_to_is_written_to() -> None:
     pool = Pool.of([40, 0], page=16)
     q = pool.queries(2, 1)
-    out, lse = torch.full_like(q, torch.nan), torch.full((2, 1), torch.nan)
+    out, lse = torch.full_like(q, torch.nan), torch.full((2, 1), torch.nan, device=DEVICE)
     got = device.decode(q, lens=pool.lens, **pool.paged, out=out, lse=lse, tiles=SMALL)
     assert got[0] is out
     assert got[1] is lse
     assert not out.isnan().any()
-    cu_q = torch.tensor([0, 1, 1], dtype=torch.int32)
+    cu_q = torch.tensor([0, 1, 1], dtype=torch.int32, device=DEVICE)
     assert device.prefill(q[:1], cu_q=cu_q, lens=pool.lens, **pool.paged, out=out[:1], tiles=SMALL)._base is out

@@ -31,7 +31,7 @@ def test_offsets_in_the_cache_are_wider_than_32_bits() -> None:
     lens = torch.tensor([29], dtype=torch.int32, device=DEVICE)
     cu_q = torch.tensor([0, 1], dtype=torch.int32, device=DEVICE)
     expected = reference.decode(
-        q.double(), k[first:].double(), v[first:].double(), lens, base=torch.zeros(1, dtype=torch.int64)
+        q.double(), k[first:].double(), v[first:].double(), lens, base=torch.zeros(1, dtype=torch.int64, device=DEVICE)
     )[0]
     table = torch.tensor([[first // 16, first // 16 + 1]], dtype=torch.int32, device=DEVICE)
     base = torch.tensor([first], device=DEVICE)
@@ -214,14 +214,14 @@ def test_wrong_shapes_are_refused_by_name() -> None:
     pool = Pool.of([5], page=16)
     q = pool.queries(1, 1)
     for changed, why in (
-        ({"base": torch.zeros(1, dtype=torch.int64)}, "exactly one"),
+        ({"base": torch.zeros(1, dtype=torch.int64, device=DEVICE)}, "exactly one"),
         ({"table": None}, "exactly one"),
         ({"table": pool.paged["table"].long()}, "table: .*int32"),
         ({"v": pool.paged["v"][:, :, ::2]}, "equal strides"),
         ({"k": pool.paged["k"][1:].flatten()[1:-63].view(-1, 1, 64), "v": pool.paged["v"][2:]}, "aligned"),
         ({"splits": 3}, "splits=3"),
         ({"window": -1}, "window=-1"),
-        ({"workspace": torch.empty(3), "splits": 2}, "workspace has 3"),
+        ({"workspace": torch.empty(3, device=DEVICE), "splits": 2}, "workspace has 3"),
     ):
         with pytest.raises(ValueError, match=why):
             device.decode(q, lens=pool.lens, **pool.paged | changed)
