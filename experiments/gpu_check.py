@@ -10,9 +10,11 @@
 
 Each part may take until its share of the time is over; what is then left of it is skipped, and said so. Needs no
 network and no installation of kvbench, but torch, triton, transformers, numpy, scipy, pandas, pyarrow, matplotlib,
-tqdm, PyYAML, and three packages that few machines have. Make wheels of these where there is a network:
+tqdm, PyYAML (not numba and rich), and three packages that few machines have. Make wheels of these where there is a
+network, the second line for those of the others that the script says are missing, with the same Python:
 
     pip wheel --no-deps -w wheels hydra-core==1.3.8 omegaconf==2.3.1 antlr4-python3-runtime==4.9.3
+    pip wheel -w wheels scipy pandas pyarrow matplotlib tqdm PyYAML
 
 and without one
 
@@ -23,6 +25,7 @@ and without one
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import os
@@ -36,6 +39,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +50,9 @@ SHARES = {"kernels": 0.12, "engine": 0.22, "benchmark": 0.42, "offline": 0.78, "
 """Part -> when it must be over, as a share of the time."""
 SYSTEMS = ["vllm", "orca_max", "orca_oracle", "orca_pow2", "fastertransformer"]
 """In the order in which they are run, as far as time allows."""
+NEEDED = ("torch", "transformers", "numpy", "scipy", "pandas", "pyarrow", "matplotlib", "tqdm", "yaml", "hydra",
+          "omegaconf", "antlr4")  # fmt: skip
+"""What is imported sooner or later."""
 PAPER_KV_BYTES = 12 * 2**30
 OVERHEAD_BATCH = 64
 RESERVE_S = 20.0
@@ -62,7 +69,7 @@ class Options:
         out: the folder of all results.
         minutes: of the whole run.
         parts: which.
-        archive: a ``.tar.gz`` that holds ``out``, renewed after every part.
+        archive: a ``.tar.gz`` that holds ``out``, renewed after every part and point.
     """
 
     device: str
@@ -123,17 +130,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "calibration": calibration,
         "fidelity": fidelity,
     }
+    if missing := [name for name in NEEDED if not _is_there(name)]:
+        print(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: see --help for what to bring",
+              file=sys.stderr)  # fmt: skip
+        return 2
     from kvbench.core import KvbenchError
 
     try:
-        import hydra  # noqa: F401
-
         from kvbench.runners.cuda import check_device
 
         check_device(options.device)
-    except ModuleNotFoundError as missing:
-        print(f"{missing.name} is missing: see --help for what to bring", file=sys.stderr)
-        return 2
     except KvbenchError as refused:
         print(refused, file=sys.stderr)
         return 2
@@ -164,10 +170,19 @@ def _parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--out", type=Path, default=Path("results/gpu_check"), help="default: %(default)s")
     parser.add_argument("--minutes", type=float, default=8.0, help="of the whole run (default: %(default)s)")
     parser.add_argument("--parts", nargs="+", choices=list(SHARES), default=list(SHARES), metavar="PART")
-    parser.add_argument("--archive", type=Path, help="a .tar.gz of the results, renewed after every part")
+    parser.add_argument("--archive", type=Path, help="a .tar.gz of the results, renewed as they come")
     return Options(**vars(parser.parse_args(arguments)))
 
 
+def _is_there(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
+@lru_cache
 def environment(device: str) -> dict[str, Any]:
     """What computed."""
     from importlib.metadata import PackageNotFoundError, version
@@ -211,32 +226,54 @@ def check_kernels(report: Report) -> dict[str, Any]:
     first, *others = shapes
     shapes = [first, *random.Random(0).sample(others, 7 if report.options.tiny else len(others))]
     worst: dict[str, float] = {}
+    wrong: list[str] = []
     num_cases = 0
     for errors in _each(report, shapes):
         num_cases += 1
+        if isinstance(errors, str):
+            wrong.append(errors)
+            print(errors, flush=True)
+            continue
         for name, error in errors.items():
             worst[name] = max(worst.get(name, 0.0), float(f"{error:.3g}"))
+    if wrong:
+        raise AssertionError(f"{len(wrong)} of {num_cases} shapes: {'; '.join(wrong)}; the others: {worst}")
     return {"cases": num_cases, "of": len(shapes), "largest_errors": worst}
 
 
-def _each(report: Report, shapes: list[Shape]) -> Iterator[dict[str, float]]:
-    """The errors of every shape, in several processes on a GPU, as long as there is time."""
+def _each(report: Report, shapes: list[Shape]) -> Iterator[dict[str, float] | str]:
+    """What ``check_shape`` says of every shape, in several processes on a GPU, as long as there is time."""
     options = report.options
     if options.device == "cpu":
         yield from (check_shape(options.device, options.tiny, shape) for shape in shapes)
         return
     workers = max(1, min(8, (os.cpu_count() or 1) // 2))
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    try:
         pending = {pool.submit(check_shape, options.device, options.tiny, shape) for shape in shapes}
         while pending and report.left_s("kernels") > 0:
             done, pending = wait(pending, timeout=max(report.left_s("kernels"), 0.1), return_when=FIRST_COMPLETED)
             for future in done:
                 yield future.result()
-        pool.shutdown(wait=True, cancel_futures=True)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in multiprocessing.active_children():  # one that compiles, or hangs, would hold up the other parts
+            worker.kill()
 
 
-def check_shape(device: str, tiny: bool, shape: Shape) -> dict[str, float]:
-    """The largest error of every kernel; raises AssertionError if one is too large."""
+def check_shape(device: str, tiny: bool, shape: Shape) -> dict[str, float] | str:
+    """The largest error of every kernel, or what is wrong: an error that is too large, or a kernel that fails."""
+    try:
+        errors = _errors(device, tiny, shape)
+    except Exception as error:  # the other shapes may still tell something
+        return f"{shape}: {type(error).__name__}: {error}"
+    if wrong := {name: error for name, error in errors.items() if not error <= DTYPES[shape[0]]}:
+        return f"{shape}: {wrong}"
+    return {f"{name} {shape[0]}": error for name, error in errors.items()}
+
+
+def _errors(device: str, tiny: bool, shape: Shape) -> dict[str, float]:
+    """Kernel -> its largest error."""
     import torch
 
     dtype, head_dim, group, page = shape
@@ -244,11 +281,7 @@ def check_shape(device: str, tiny: bool, shape: Shape) -> dict[str, float]:
     edges = [0, 1, page - 1, page, page + 1, 63, 64, 65, 300] + ([] if tiny else [1025, 4097])
     lens = [*(rng.choice(edges) for _ in range(7)), 17]
     case = Case(getattr(torch, dtype), head_dim, group, page, lens, torch.device(device))
-    errors = case.errors(splits=rng.choice([1, 2, 8, 16]), window=rng.choice([0, 0, 1, 100]))
-    for name, error in errors.items():
-        if not error <= DTYPES[dtype]:
-            raise AssertionError(f"{name}, {dtype}, head_dim {head_dim}, group {group}, page {page}: error {error}")
-    return {f"{name} {dtype}": error for name, error in errors.items()}
+    return case.errors(splits=rng.choice([1, 2, 8, 16]), window=rng.choice([0, 0, 1, 100]))
 
 
 class Case:
@@ -647,6 +680,7 @@ def _run(report: Report, part: str, experiment: str, rows: Sequence[Any]) -> dic
         named = {"experiment": experiment, "panel": row.panel, "repeat": row.repeat, "point": row.point.folder}
         done.append({**outcome.summary, **named})
         write_csv(folder / "summary.csv", COLUMNS, done)
+        report.write()
     if errors and not done:
         raise RuntimeError(errors[0])
     keys = ("system", "kv_cache_bytes", "throughput_tok_per_s", "num_running_mean", "wall_s")
@@ -657,8 +691,6 @@ def _run(report: Report, part: str, experiment: str, rows: Sequence[Any]) -> dic
 
 def _draw(experiment: str, folder: Path) -> str:
     """The figure, its verdicts and its table; what cannot be drawn here can be drawn elsewhere from the same files."""
-    import importlib
-
     from kvbench.paper.claims import Claim
     from kvbench.results import Results, write_csv, write_text
 
