@@ -36,7 +36,7 @@ def refused(command: list[str], capsys: pytest.CaptureFixture[str], status: int 
     [
         # choices, keys and the grammar of overrides
         ("system=vlm", ["did you mean vllm?", "fastertransformer, orca_max, orca_oracle, orca_pow2, vllm"]),
-        ("executor=ray", ["executor is one of local, serial"]),
+        ("executor=dask", ["executor is one of local, ray, serial, slurm"]),
         ("allocator=null", ["allocator is one of buddy"]),
         ("workload={a:1}", ["workload is one of"]),
         ("workload/arrivals=burst", ["workload/arrivals is one of"]),

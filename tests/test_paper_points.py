@@ -95,7 +95,7 @@ def test_the_experiment_runs_exactly_these_rates_under_these_conditions() -> Non
 @pytest.mark.parametrize(
     ("figure", "experiment"), [("fig14_parallel", "fig_parallel_sampling"), ("fig14_beams", "fig_beam_search")]
 )
-def test_experiments_of_groups_run_exactly_these_rates(figure: str, experiment: str) -> None:
+def test_experiments_of_groups_run_these_rates_and_more_where_a_curve_bends(figure: str, experiment: str) -> None:
     content = yaml.safe_load((CONF / "experiment" / f"{experiment}.yaml").read_text())
     common = content["common"]
     listed: dict[tuple[str, str], dict[str, Any]] = {(p["panel"], p["system"]): p for p in content["points"]}
@@ -106,7 +106,7 @@ def test_experiments_of_groups_run_exactly_these_rates(figure: str, experiment: 
         assert common["hardware"] == published()["table1"]["models"][panel.model]["hardware"]
         for system, curve in panel.curves.items():
             point = listed[letter, system]
-            assert tuple(point["workload.request_rate"]) == curve.rates
+            assert set(point["workload.request_rate"]) >= set(curve.rates)
             assert point.get("workload.num_samples", 1) == panel.num_samples
             assert point.get("workload.beam_width", 1) == panel.beam_width
 

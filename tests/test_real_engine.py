@@ -140,7 +140,8 @@ def test_real_and_simulated_runs_decide_the_same_given_the_same_durations(system
     scheduler = system(system_name, 3 * MAX_LEN)
     simulated = serve(Engine(scheduler, Simulated(COSTS), VirtualClock(), Ledger(scheduler.allocator)), requests)
     for name, column in simulated.steps.items():
-        assert column.tolist() == real.steps[name].tolist(), name
+        if name != "recompute_s":  # no decision: a price here, an estimate from measured times there
+            assert column.tolist() == real.steps[name].tolist(), name
 
 
 def test_sampled_tokens_depend_on_the_request_alone() -> None:
