@@ -250,6 +250,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # Six points of about half a second each.
 SWEEP = ["-m", "workload.request_rate=1.5,1.51,1.52,1.53,1.54,1.55", "workload.duration_s=2000", "records=summary"]
+SWEEP += ["scheduler.restore=swap"]  # not in the compiled loop, which would be done before anything can happen to it
 
 
 @pytest.fixture(scope="module")
