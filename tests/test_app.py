@@ -248,8 +248,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-# Six points of about half a second each.
-SWEEP = ["-m", "workload.request_rate=1.5,1.51,1.52,1.53,1.54,1.55", "workload.duration_s=2000", "records=summary"]
+# Six points of a second or two each, so that something can happen to them.
+SWEEP = ["-m", "workload.request_rate=1.5,1.51,1.52,1.53,1.54,1.55", "workload.duration_s=6000", "records=summary"]
 SWEEP += ["scheduler.restore=swap"]  # not in the compiled loop, which would be done before anything can happen to it
 
 
