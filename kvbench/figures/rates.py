@@ -77,6 +77,14 @@ class Reading(NamedTuple):
         """Of several."""
         return cls.at(repeats.value) if repeats.num < 2 else cls(repeats.low, repeats.high, repeats.value)
 
+    @classmethod
+    def together(cls, repeats: list[Reading], mean: Callable[[list[float]], Interval]) -> Reading | None:
+        """Of several, by their ``mean``; a bound where one of them is one. None: there are none."""
+        values = [each.value for each in repeats if each.value is not None]
+        if len(values) < len(repeats):
+            return cls(min(each.low for each in repeats), max(each.high for each in repeats))
+        return cls.over(mean(values)) if values else None
+
     @property
     def spread(self) -> tuple[float, float] | None:
         """The interval, where it has a width."""
@@ -409,12 +417,7 @@ class PanelRates:
     def rate(self, system: str) -> Reading | None:
         """The rate at the threshold: of one run, or the mean over repeats with Student's interval. None: not run."""
         found = [each for repeat in self._repeated.get(system, {}).values() if (each := reading(repeat))]
-        if not found:
-            return None
-        values = [each.value for each in found if each.value is not None]
-        if len(values) < len(found):
-            return Reading(min(each.low for each in found), max(each.high for each in found))
-        return Reading.over(t_interval(values))
+        return Reading.together(found, t_interval)
 
     def gains(self, system: str) -> dict[int, Reading]:
         """Repeat -> the rate of vLLM over another system's."""
@@ -424,13 +427,7 @@ class PanelRates:
 
     def gain(self, system: str) -> Reading | None:
         """The rate of vLLM over another system's: of one run, or the geometric mean over repeats, paired."""
-        found = list(self.gains(system).values())
-        if not found:
-            return None
-        values = [each.value for each in found if each.value is not None]
-        if len(values) < len(found):
-            return Reading(min(each.low for each in found), max(each.high for each in found))
-        return Reading.over(geometric_mean(values))
+        return Reading.together(list(self.gains(system).values()), geometric_mean)
 
     def judge(self, statement: Statement, found: Reading | None, *names: str) -> Claim:
         """Hold what these systems' curves decide against a claim."""
