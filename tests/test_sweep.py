@@ -201,12 +201,16 @@ def test_a_wrong_experiment_is_refused(
 
 @pytest.mark.parametrize("stem", groups()["experiment"])
 def test_every_experiment_plans_and_has_a_script(compose: Composer, stem: str) -> None:
+    content = load_experiment(stem)
+    entries = (content["common"], *content["points"])
+    selected = (content.get("selected") or {}).get("runner")
+    runners = {selected} if selected else {entry.get("runner", "simulated") for entry in entries}
     needs_gpu = False
-    if (runner := load_experiment(stem)["common"].get("runner", "simulated")) != "simulated":
+    if runners != {"simulated"}:
         torch = pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
-        needs_gpu = runner == "kernels" and not torch.cuda.is_available()
+        needs_gpu = "kernels" in runners and not torch.cuda.is_available()
     typed = parse([f"+experiment={stem}", "executor=serial"], sweep=False)
-    if {entry.get("costs") for entry in load_experiment(stem)["points"]} - {None, *groups()["costs"]}:
+    if {entry.get("costs") for entry in content["points"]} - {None, *groups()["costs"]}:
         with pytest.raises(KvbenchError, match=r"kvbench.calibrate"):  # tests/test_fidelity.py plans it
             plan(compose, typed)
     elif needs_gpu:
