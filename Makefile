@@ -85,5 +85,5 @@ bench: $(INSTALLED)  ## Measure the speed of simulator, sweeps, attention and en
 data: $(INSTALLED)  ## Fetch the public data sets, checked by their sums, into KVBENCH_DATA_DIR or data/. Needs a network.
 	$(BIN)/python -m kvbench.workloads.download $(ARGS)
 
-reference: $(INSTALLED)  ## Regenerate results/reference/.
+reference: $(INSTALLED)  ## Regenerate results/reference/; parts of it: ARGS="fig_noise_pairs capacity_pairs".
 	$(BIN)/python -m kvbench.reference $(ARGS)

@@ -117,18 +117,24 @@ def _experiment(path: Path) -> str:
     name = path.stem
     command = f"make {name}" if name.startswith("fig_") or name == "smoke" else f"python -m kvbench +experiment={name}"
     parts = [f"### {name}", _plain(_comment(path)), f"```sh\n{command}\n```"]
-    for folder, with_data in ((f"{name}_pairs", "replaying the authors' data"), (name, "without data files")):
-        pictures = sorted((REFERENCE / folder).glob("*.png"))
-        for picture in pictures:
+    has_picture = False
+    for suffix, how in (
+        ("_pairs", "replaying the authors' data"),
+        ("", "without data files"),
+        ("_measured", "measured"),
+    ):
+        folder = REFERENCE / f"{name}{suffix}"
+        for picture in sorted(folder.glob("*.png")):
             address = _figure(picture)
-            parts.append(f"[![{picture.stem}, {with_data}]({address})]({address})")
-        parts.extend(_claims(path, with_data) for path in (REFERENCE / folder).glob("claims.csv"))
-    if not list(REFERENCE.glob(f"{name}/*.png")) + list(REFERENCE.glob(f"{name}_pairs/*.png")):
+            parts.append(f"[![{picture.stem}, {how}]({address})]({address})")
+            has_picture = True
+        parts.extend(_claims(path, how) for path in folder.glob("claims.csv"))
+    if not has_picture:
         parts.append("*No picture of it is committed: the command draws it.*")
     return "\n\n".join(parts)
 
 
-def _claims(path: Path, with_data: str) -> str:
+def _claims(path: Path, how: str) -> str:
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     if not rows:
@@ -136,7 +142,7 @@ def _claims(path: Path, with_data: str) -> str:
     counts = Counter(row["verdict"] for row in rows)
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     table = ["| claim | of | paper | measured | verdict | note |", "|---|---|---|---|---|---|", *map(_claim, rows)]
-    title = f'??? abstract "Claims, {with_data}: {verdicts}"'
+    title = f'??? abstract "Claims, {how}: {verdicts}"'
     return title + "\n\n" + indent("\n".join(table), "    ")
 
 

@@ -1,19 +1,22 @@
-"""Regenerates results/reference/, the small committed set: `make reference`, or `python -m kvbench.reference [target]`.
+"""Regenerates results/reference/, the small committed set: `make reference`, `python -m kvbench.reference [folder]`.
 
 Most experiments are run without data files, as anybody can; those that replay the paper's own trace, and those that say
-little without the authors' data, with it where ``data_dir`` holds it (folder ``<experiment>_pairs``). Kept are
-summaries and claims, the manifests in one file, and the figures as PNG; what differs from machine to machine (wall
-time, host) is left out.
+little without the authors' data, with it where ``data_dir`` holds it (folder ``<experiment>_pairs``). Real runs (folder
+``<experiment>_measured``) say as much about the machine, which their figures name, and want it for themselves: they are
+run where they are asked for. Kept are summaries and claims, the manifests in one file, and the figures as PNG; what
+differs between machines of one kind (wall time, host) is left out.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from kvbench.app import main as kvbench
@@ -33,6 +36,7 @@ EXPERIMENTS: dict[str, list[str]] = {
     "fig_beam_search": ["-m", "panel=c,f"],
     "fig_shared_prefix": [],
     "fig_swap_microbenchmark": [],
+    "fig_kernel_instructions": [],
     "memory_map": [],
 }
 """Experiments that are run without data files, and what keeps them short."""
@@ -45,10 +49,21 @@ REPLAYS: dict[str, list[str]] = {
     "fig_block_size": [],
     "fig_swap_vs_recompute": [],
     "fig_chatbot": [],
+    "fig_beam_search": [],
     "fig_waterfall": [],
+    "fig_noise": [],
     "fig_traces": [],
+    "capacity": [],
 }
 """The same with the authors' data."""
+MEASURED: dict[str, list[str]] = {
+    "fig_swap_microbenchmark": ["runner=cpu"],
+    "fig_offline_throughput": [],
+    "fig_online_latency": [],
+    "fig_sharing_measured": [],
+    "fig_fidelity": [],
+}
+"""Real runs, with the authors' data where they ask for lengths; fig_fidelity follows `python -m kvbench.calibrate`."""
 OF_THE_MACHINE = ("wall_s", "host", "platform", "num_cores")
 
 
@@ -71,21 +86,36 @@ def keep(results: Path, target: Path) -> None:
             shutil.copyfile(path, target / path.name)
 
 
-def regenerate(target: Path, data_dir: Path) -> None:
-    """Run every experiment into a folder of its own and keep what is committed.
+def regenerate(data_dir: Path, folders: Collection[str] = (), target: Path = TARGET) -> None:
+    """Run experiments into a folder of their own and keep what is committed.
+
+    Args:
+        data_dir: where the authors' data is, if it is anywhere.
+        folders: of the set; all but the measured ones unless given.
+        target: the set.
 
     Raises:
-        KvbenchError: an experiment failed; those before it are kept.
+        KvbenchError: there is no such folder in the set, data is lacking, or an experiment failed; those before it are
+            kept.
     """
     with tempfile.TemporaryDirectory() as work:
         absent = Path(work) / "no-data"
-        runs = [(name, name, absent, options) for name, options in EXPERIMENTS.items()]
+        runs = {name: (name, absent, options) for name, options in EXPERIMENTS.items()}
+        replays = {f"{name}_pairs": (name, data_dir, options) for name, options in REPLAYS.items()}
+        measured = {f"{name}_measured": (name, data_dir, options) for name, options in MEASURED.items()}
+        everything = runs | replays | measured
+        if unknown := [name for name in folders if name not in everything]:
+            raise KvbenchError(f"{unknown[0]} is not of the reference set: {', '.join(everything)}")
+        chosen = list(folders or runs | replays)
         lacking = [name for name in (PAIRS, TURNS) if not (data_dir / name).is_file()]
-        if lacking:
-            print(f"{' and '.join(lacking)} not in {data_dir} (KVBENCH_DATA_DIR, else data/): what needs data stays")
-        else:
-            runs += [(name, f"{name}_pairs", data_dir, options) for name, options in REPLAYS.items()]
-        for experiment, folder, data, options in runs:
+        if lacking and not set(chosen) <= set(runs):
+            reason = f"{' and '.join(lacking)} not in {data_dir} (KVBENCH_DATA_DIR, else data/)"
+            if folders:
+                raise KvbenchError(f"{reason}: {', '.join(chosen)} cannot be made")
+            print(f"{reason}: what needs data stays")
+            chosen = list(runs)
+        for folder in chosen:
+            experiment, data, options = everything[folder]
             print(f"\n== {folder}", flush=True)
             command = [
                 f"+experiment={experiment}",
@@ -101,9 +131,11 @@ def regenerate(target: Path, data_dir: Path) -> None:
 
 def main() -> int:
     """Regenerate the committed set; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m kvbench.reference", description="Regenerate results/reference/.")
+    parser.add_argument("folders", nargs="*", help="of the set; all but the measured ones unless given")
     data_dir = Path(os.environ.get("KVBENCH_DATA_DIR") or "data")
     try:
-        regenerate(Path(sys.argv[1]) if len(sys.argv) > 1 else TARGET, data_dir)
+        regenerate(data_dir, parser.parse_args().folders)
     except KvbenchError as error:
         print(f"kvbench: {error}", file=sys.stderr)
         return 1

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvbench.app import main
-from kvbench.reference import EXPERIMENTS, OF_THE_MACHINE, REPLAYS, TARGET, keep
+from kvbench.core import KvbenchError
+from kvbench.reference import EXPERIMENTS, MEASURED, OF_THE_MACHINE, REPLAYS, TARGET, keep, regenerate
 
 SUBSETS = {
     "smoke": [],
@@ -59,7 +60,10 @@ def test_the_replay_of_the_papers_trace_gives_the_committed_numbers(tmp_path: Pa
 
 def test_the_committed_set_is_whole_and_names_no_machine() -> None:
     folders = {path.name for path in TARGET.iterdir() if path.is_dir()}
-    assert folders == {*EXPERIMENTS, *(f"{name}_pairs" for name in REPLAYS)}
+    pairs, measured = (
+        {f"{name}_{suffix}" for name in names} for names, suffix in ((REPLAYS, "pairs"), (MEASURED, "measured"))
+    )
+    assert folders == {*EXPERIMENTS} | pairs | measured
     for folder in folders:
         summary = (TARGET / folder / "summary.csv").read_text(encoding="utf-8")
         assert not set(OF_THE_MACHINE) & set(summary.splitlines()[0].split(","))
@@ -76,3 +80,17 @@ def test_keep_leaves_out_what_differs_between_machines(tmp_path: Path) -> None:
     assert "wall_s" in (tmp_path / "adhoc" / "summary.csv").read_text(encoding="utf-8")
     assert "wall_s" not in (tmp_path / "kept" / "summary.csv").read_text(encoding="utf-8")
     assert '"host"' not in (tmp_path / "kept" / "manifests.json").read_text(encoding="utf-8")
+
+
+def test_a_part_of_the_set_is_made_alone(tmp_path: Path) -> None:
+    regenerate(tmp_path, ["smoke"], tmp_path / "set")
+    assert [path.name for path in (tmp_path / "set").iterdir()] == ["smoke"]
+    assert_equal(tmp_path / "set" / "smoke", TARGET / "smoke")
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"), [("fig_smoke", "not of the reference set"), ("fig_noise_pairs", "cannot be made")]
+)
+def test_what_cannot_be_made_is_said(folder: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(KvbenchError, match=words):
+        regenerate(tmp_path, [folder], tmp_path / "set")
