@@ -39,6 +39,7 @@ class Tiles:
 _NVIDIA = {
     # head dimensions up to, bytes of a number -> tiles
     (64, 2): Tiles(64, 4, 3),
+    (80, 2): Tiles(128, 4, 2),  # computed as 128 wide: in longer tiles, what a tile costs of its own weighs less
     (128, 2): Tiles(64, 4, 3),
     (64, 4): Tiles(32, 4, 3),
     (128, 4): Tiles(16, 4, 3),
