@@ -27,6 +27,8 @@ WORKSPACE_BYTES = GIB
 """Workspace of each GPU (artifact)."""
 PUBLISHED_BLOCK = 16
 """Slots of the blocks in which a model's ``published_blocks`` are counted."""
+SWAP_SPACE_BYTES = 4 * GIB
+"""Host memory of each GPU for what is swapped out, unless a size is given: as vLLM's ``swap_space``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class Capacity:
 
     Attributes:
         source: where ``kv_cache_bytes`` comes from.
+        swap_space_bytes: of the host's memory, for what is swapped out; 0 where the allocator cannot swap.
     """
 
     model: str
@@ -111,6 +114,7 @@ class Capacity:
     bytes_per_slot: int
     source: str
     num_gpus: int = 1
+    swap_space_bytes: int = 0
 
     @property
     def num_slots(self) -> int:
@@ -124,10 +128,12 @@ class Capacity:
 
     def line(self) -> str:
         """The report, for a terminal."""
+        pool = self.kv_cache_bytes // self.bytes_per_slot * self.bytes_per_slot
         return (
             f"{self.model} on {self.hardware}: {_gib(self.total_bytes)} = weights {_gib(self.weights_bytes)}"
             f" + activations {_gib(self.activation_bytes)} + reserve {_gib(self.reserve_bytes)} + KV cache"
             f" {_gib(self.kv_cache_bytes)} ({self.source}): {self.num_slots:,} slots of {self.bytes_per_slot:,} bytes"
+            + (f"; swap space {_gib(self.swap_space_bytes)}" if 0 < self.swap_space_bytes < pool else "")
         )
 
 
@@ -143,10 +149,12 @@ class Footprint(NamedTuple):
 
     Attributes:
         token_bytes: activations of one token of an iteration.
+        graph_bytes: of all CUDA graphs; reported among the activations, which they hold.
     """
 
     weights_bytes: int
     token_bytes: float
+    graph_bytes: int = 0
 
 
 def capacity(model: Model, hardware: Hardware, kv_cache_bytes: float | None = None) -> Capacity:
@@ -278,21 +286,52 @@ def measured(planned: Capacity, seen: Footprint, max_num_tokens: int, usable_byt
         KvbenchError: less than one slot is left.
     """
     total = min(planned.total_bytes, usable_bytes)
-    rest = total - seen.weights_bytes - planned.reserve_bytes
+    rest = total - seen.weights_bytes - planned.reserve_bytes - seen.graph_bytes
     slot = planned.bytes_per_slot
     pool = max(rest - math.ceil(seen.token_bytes * max_num_tokens), int(rest * slot / (slot + seen.token_bytes)))
     found = replace(
         planned,
         total_bytes=total,
         weights_bytes=seen.weights_bytes,
-        activation_bytes=rest - pool,
+        activation_bytes=rest - pool + seen.graph_bytes,
         kv_cache_bytes=pool,
         source=MEASURED,
     )
     if pool < slot:
-        activations = math.ceil(seen.token_bytes)
+        activations = math.ceil(seen.token_bytes) + seen.graph_bytes
         check_fits(replace(found, activation_bytes=activations, source=planned.source), usable_bytes)
     return found
+
+
+def with_swap_space(found: Capacity, given: float | None, free_bytes: int, *, pinned: bool) -> Capacity:
+    """Set memory of the host aside for what a real run swaps out.
+
+    Args:
+        found: the pool, and the parts beside it.
+        given: the size; None: that of the pool, at most ``SWAP_SPACE_BYTES`` for each GPU and what is left.
+        free_bytes: what the host can give now, what this process holds already included.
+        pinned: whether a GPU reads it by itself. The model and its pool are elsewhere then, and torch takes a power of
+            two for each GPU.
+
+    Raises:
+        KvbenchError: the size that is given is more than what is left.
+    """
+    beside = 0 if pinned else found.weights_bytes + found.activation_bytes + found.kv_cache_bytes
+    left = max(0, (free_bytes if pinned else min(free_bytes, found.total_bytes)) - beside)
+    num = found.num_gpus
+    if given is None:
+        most = left // 2 if pinned else left  # rounding up takes less than as much again
+        return replace(found, swap_space_bytes=min(found.kv_cache_bytes, num * SWAP_SPACE_BYTES, most))
+    taken = size = int(given)
+    if pinned and size:
+        taken = num * (1 << (math.ceil(size / num) - 1).bit_length())
+    if taken > left:
+        rounded = f" ({_gib(taken)} when it is pinned)" if taken > size else ""
+        raise KvbenchError(
+            f"swap_space_bytes={size}: {_gib(size)}{rounded} of the host's memory for what is swapped out, but "
+            f"{_gib(left)} are left; lower it, or give 0 to compute again what is preempted"
+        )
+    return replace(found, swap_space_bytes=size)
 
 
 def memory_bytes() -> int:

@@ -181,6 +181,14 @@ def test_a_measured_pool_is_what_the_largest_iteration_leaves(max_num_tokens: in
     assert (found.num_slots < max_num_tokens) is (max_num_tokens == 10**9)
 
 
+def test_graphs_take_their_share_before_the_pool_does() -> None:
+    planned = report("opt_13b")
+    graphs = 300 * 2**20
+    plain, captured = (measured(planned, seen, 2560, 2**60) for seen in (SEEN, SEEN._replace(graph_bytes=graphs)))
+    assert plain.kv_cache_bytes - captured.kv_cache_bytes == graphs
+    assert captured.activation_bytes - plain.activation_bytes == graphs
+
+
 def test_a_measured_pool_respects_what_is_free() -> None:
     planned = report("opt_13b")
     free = 10 * 2**30

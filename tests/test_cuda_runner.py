@@ -21,11 +21,11 @@ from kvbench.app import main
 from kvbench.attention import reference, triton
 from kvbench.cache import KVCache
 from kvbench.clock import VirtualClock
-from kvbench.core import Request
+from kvbench.core import KvbenchError, Request
 from kvbench.engine import Engine, serve
 from kvbench.ledger import Ledger
 from kvbench.records import Record
-from kvbench.runners.cuda import Queued
+from kvbench.runners.cuda import Queued, measure
 from kvbench.runners.device import COMPUTE, SWAP, Cpu, Device
 from kvbench.runners.shard import Places, Shard, buckets, runs
 from kvbench.runners.torch import PackedModel, Torch, random_prompts
@@ -192,6 +192,85 @@ def test_the_host_waits_once_in_a_step() -> None:
     record, _ = run("tiny_llama", system("vllm4", 3 * MAX_LEN), list(some_requests()), device=device)
     assert device.log.count("host waits for compute") == len(record.steps["seconds"]) + 1  # once to warm up
     assert "host waits for swap" not in device.log
+
+
+class Captured(Delayed):
+    """Notes which work is captured, each time taking memory, and which is replayed."""
+
+    taken = 5000
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        number = sum(entry.startswith("capture") for entry in self.log)
+        self.log.append(f"capture {number}")
+        self.taken += 100 if number else 3000
+
+        def replay() -> None:
+            self.log.append(f"replay {number}")
+            work()
+
+        return replay
+
+    def used_bytes(self) -> int:
+        return self.taken
+
+
+def test_a_decode_is_padded_to_the_next_bucket_and_replayed_over_the_same_buffer() -> None:
+    device = Captured()
+    made = shard("tiny_llama", system("vllm4", 64).allocator, device, SIZES)
+    graphs = [f"capture {number}" for number in range(len(SIZES))]
+    assert [entry for entry in device.log if entry.startswith(("capture", "replay"))] == graphs  # the largest first
+    assert made.graph_bytes == [3000, 100, 100, 100]
+    static = made._rows.data_ptr()
+    for num, number in ((3, 1), (4, 1), (1, 3), (2, 2), (6, 0), (5, 0)):
+        rows = np.zeros((num, made.places.width), np.int32)
+        rows[:, 2], rows[:, 3] = -1, 1 + np.arange(num)
+        given = rows.copy()
+        device.log.clear()
+        made.step(rows)
+        rows[:] = 77  # the host goes on before the device has read them
+        device.synchronize(device.record(COMPUTE))
+        assert device.log == ["compute: replay", "host waits for compute", f"replay {number}"]
+        assert made._rows.data_ptr() == static
+        size = next(size for size in SIZES if size >= num)
+        assert (made._rows[:num].numpy() == given).all()
+        assert (made._rows[num:size, 2] == -1).all()
+        assert (made._rows[num:size, 3] == 0).all()
+    device.log.clear()
+    made.step(np.zeros((7, made.places.width), np.int32))
+    assert device.log == ["compute: decode"]  # larger than the largest
+
+
+def test_graphs_count_among_the_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two are captured for a pool that is not there yet, and stand for all."""
+    devices: list[Captured] = []
+
+    def device_of(name: str) -> Captured:
+        assert name == "cpu"
+        devices.append(Captured())
+        return devices[-1]
+
+    monkeypatch.setattr("kvbench.runners.cuda.device_of", device_of)
+    shapes = SHAPES["tiny_llama"]
+    seen = {
+        largest: measure(shapes, 64, 4, 0, "cpu", SamplingParams(), max_graph_batch=largest) for largest in (0, 1, 64)
+    }
+    assert {largest: found.graph_bytes for largest, found in seen.items()} == {
+        0: 0,
+        1: 3000,
+        64: 3000 + (len(buckets(64)) - 1) * 100,
+    }
+    assert [sum(entry.startswith("capture") for entry in device.log) for device in devices] == [0, 1, 2]
+
+
+def test_a_host_without_memory_for_the_swap_space_says_so_before_the_first_iteration() -> None:
+    class Full(Cpu):
+        def on_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            if len(shape) > 3:
+                raise RuntimeError("CUDA error: out of memory\nmore lines")
+            return super().on_host(shape, dtype)
+
+    with pytest.raises(KvbenchError, match=r"gives no \d+ bytes .*out of memory\); lower swap_space_bytes=$"):
+        shard("tiny_llama", test_real_streams.system("swap4", 64).allocator, Full(), [])
 
 
 def test_a_swap_waits_for_what_it_reads_and_the_next_step_for_what_it_writes() -> None:

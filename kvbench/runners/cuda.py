@@ -238,6 +238,9 @@ def measure(
 ) -> Footprint:
     """As ``kvbench.runners.torch.measure``, on the device; of several GPUs all together.
 
+    The pool is not there yet, so the graphs that will be captured over it are estimated: the two largest are captured
+    for a pool of the prefill's size. The first takes the memory that all share, each other one what the second takes.
+
     Raises:
         KvbenchError: as ``open_runner``; several GPUs, whose pool has to be given.
     """
@@ -251,22 +254,28 @@ def measure(
     close()
     loaded = _load(json.dumps(asdict(model)), device, seed)
     profiled, rows = profiled_prefill(num_tokens, num_seqs)
-    key = json.dumps(asdict(model)), device, profiled, rows
+    sizes = buckets(max_graph_batch) if max_graph_batch else []
+    key = json.dumps(asdict(model)), device, profiled, rows, len(sizes)
     if key not in _seen:
-        _seen[key] = Footprint(
-            weights_bytes(loaded.model), _profile(loaded, device, sampling, profiled, rows) / profiled
-        )
+        peak, graphs = _profile(loaded, device, sampling, profiled, rows, sizes[-2:])
+        all_graphs = graphs[0] + (len(sizes) - 1) * graphs[-1] if graphs else 0
+        _seen[key] = Footprint(weights_bytes(loaded.model), peak / profiled, all_graphs)
     return _seen[key]
 
 
-_seen: dict[tuple[str, str, int, int], Footprint] = {}
+_seen: dict[tuple[str, str, int, int, int], Footprint] = {}
 
 
-def _profile(loaded: LoadedModel, device: str, sampling: SamplingParams, num_tokens: int, num_seqs: int) -> int:
-    """Bytes that a prefill and the choice of its tokens take at their peak, beside the weights and the pool."""
+def _profile(
+    loaded: LoadedModel, device: str, sampling: SamplingParams, num_tokens: int, num_seqs: int, sizes: list[int]
+) -> tuple[int, list[int]]:
+    """Bytes that a prefill and the choice of its tokens take at their peak, and those that graphs take.
+
+    Both beside the weights and the pool; the graphs' are those of ``Shard.graph_bytes``.
+    """
     queues = device_of(device)
     lengths = largest_prefill(num_tokens, num_seqs, loaded.shapes.max_model_len)
-    shard = open_shard(loaded, queues, num_tokens, Places(0, loaded.shapes.max_model_len, 0), [])
+    shard = open_shard(loaded, queues, num_tokens, Places(0, loaded.shapes.max_model_len, 0), sizes)
     call(queues, shard.cache.data.zero_)
     starts = np.cumsum([0, *lengths])
     rows = np.zeros((len(lengths), shard.places.width), np.int32)
@@ -280,11 +289,11 @@ def _profile(loaded: LoadedModel, device: str, sampling: SamplingParams, num_tok
         call(queues, lambda: sample(shard.output.logits, params, lengths))
 
     if device == "cpu":
-        return peak_bytes(prefill)
+        return peak_bytes(prefill), shard.graph_bytes
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     prefill()
-    return torch.cuda.max_memory_allocated() - before
+    return torch.cuda.max_memory_allocated() - before, shard.graph_bytes
 
 
 @lru_cache(maxsize=1)

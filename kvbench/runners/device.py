@@ -25,12 +25,10 @@ class Device(Protocol):
     Attributes:
         where: for tensors.
         name: for tables.
-        captures: whether ``capture`` makes work cheaper.
     """
 
     where: torch.device
     name: str
-    captures: bool
 
     def submit(self, queue: str, work: Callable[[], None]) -> None:
         """Put work into a queue. It may run later: what it reads on the host must not change any more."""
@@ -56,6 +54,10 @@ class Device(Protocol):
         """Work to be submitted to ``COMPUTE`` again and again, over the same tensors; it has run there before."""
         ...
 
+    def used_bytes(self) -> int:
+        """Memory of the device that is taken, by whomever, less what is kept for reuse; 0 where nobody counts."""
+        ...
+
     def seconds(self, work: Callable[[], None]) -> float:
         """What work takes in ``COMPUTE``, on the device's own clock where it has one; waits for it."""
         ...
@@ -69,7 +71,6 @@ class Cpu:
     """Does everything when it is submitted."""
 
     where = torch.device("cpu")
-    captures = False
 
     def __init__(self) -> None:
         num_threads = torch.get_num_threads()
@@ -96,6 +97,10 @@ class Cpu:
         """The work itself."""
         return work
 
+    def used_bytes(self) -> int:
+        """Nobody counts."""
+        return 0
+
     def seconds(self, work: Callable[[], None]) -> float:
         """On the host's clock."""
         started = time.perf_counter()
@@ -116,8 +121,6 @@ class Cuda:
     Raises:
         KvbenchError: there is no such GPU.
     """
-
-    captures = True
 
     def __init__(self, index: int = 0) -> None:
         check_gpus(index + 1)
@@ -159,6 +162,13 @@ class Cuda:
             work()
         self._pool = self._pool or graph.pool()
         return graph.replay
+
+    def used_bytes(self) -> int:
+        """By the driver, so that what it keeps for graphs counts too."""
+        torch.cuda.synchronize(self.where)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self.where)
+        return int(total - free)
 
     def seconds(self, work: Callable[[], None]) -> float:
         """By CUDA events."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from kvbench.attention import triton
 from kvbench.attention.base import PackedBatch
+from kvbench.core import KvbenchError
 from kvbench.runners.device import COMPUTE, SWAP, Device
 from kvbench.runners.torch import PackedModel
 from kvbench.sampling import most_probable
@@ -84,6 +85,7 @@ class Shard:
 
     Attributes:
         output: of the last step that was submitted, when the device has done it; only valid inside its queue.
+        graph_bytes: what each graph took of the device's memory when it was captured, the largest first.
     """
 
     def __init__(
@@ -100,9 +102,14 @@ class Shard:
         self._replays: dict[int, Callable[[], None]] = {}
         self._host: torch.Tensor | None = None
         self.output: Output
+        self.graph_bytes: list[int] = []
 
     def warm_up(self) -> None:
-        """Before any sequence: compile what steps, copies and swaps use, and capture the buckets, the largest first."""
+        """Before any sequence: compile what steps, copies and swaps use, and capture the buckets, the largest first.
+
+        Raises:
+            KvbenchError: the host has no memory for what is swapped out.
+        """
         for queries in ([2], [1, 2]):
             rows, starts = np.zeros((len(queries), self.places.width), np.int32), np.cumsum([0, *queries])
             rows[:, LENGTH] = queries
@@ -128,6 +135,8 @@ class Shard:
                 triton.copy_blocks(self.cache, block_size, torch.tensor([[0, 1]]))
 
             self.device.submit(COMPUTE, move)
+            if self.places.host_slots >= block_size:
+                self._host_pool()
         for size in reversed(self.sizes):
             splits = triton.num_splits([self.places.max_len] * size, self.cache.data.shape[3], self.device.where)
             outputs: list[Output] = []
@@ -136,7 +145,9 @@ class Shard:
                 outputs[:] = [self._decode(self._rows[:size], splits)]
 
             self.device.submit(COMPUTE, work)
+            before = self.device.used_bytes()
             replay = self.device.capture(work)
+            self.graph_bytes.append(max(0, self.device.used_bytes() - before))
 
             def again(replay: Callable[[], None] = replay, outputs: list[Output] = outputs) -> None:
                 replay()
@@ -312,7 +323,14 @@ class Shard:
             num_layers, _, _, num_kv_heads, head_dim = self.cache.data.shape
             size = self.places.block_size
             shape = (self.places.host_slots // size, num_layers, 2, size, num_kv_heads, head_dim)
-            self._host = self.device.on_host(shape, self.cache.data.dtype)
+            try:
+                self._host = self.device.on_host(shape, self.cache.data.dtype)
+            except RuntimeError as error:
+                size_bytes = torch.Size(shape).numel() * self.cache.data.dtype.itemsize
+                raise KvbenchError(
+                    f"the host gives no {size_bytes} bytes of memory for what is swapped out "
+                    f"({str(error).splitlines()[0]}); lower swap_space_bytes="
+                ) from None
         return self._host
 
     def _on_host(self, values: NDArray[np.int32] | NDArray[np.int64], padded_to: int = 0) -> torch.Tensor:
