@@ -24,13 +24,27 @@ from kvbench.engine import Engine
 from kvbench.ledger import ROW
 from kvbench.records import Record, request_table
 from kvbench.reservation import Clairvoyant, OnDemand
+from kvbench.runners.base import Runner
 from kvbench.runners.simulated import Simulated
+from kvbench.schedulers.base import Scheduler
 from kvbench.schedulers.iteration_level import IterationLevel
 
 MIN_REQUESTS = 500
 """Shorter traces are about done before a compiled loop is loaded."""
 _KINDS = {Paged: 0, Buddy: 1, FirstFit: 2}
 """As ``loop`` numbers them."""
+
+
+def covers(scheduler: Scheduler, runner: Runner) -> bool:
+    """Whether these parts are known here; what else ``serve`` asks for is in the requests, and in who watches."""
+    return (
+        type(scheduler) is IterationLevel
+        and type(scheduler.allocator) in _KINDS
+        and scheduler.reservation.grows == (type(scheduler.reservation) in (OnDemand, Clairvoyant))
+        and scheduler.victim == "newest"
+        and scheduler.restore != "swap"
+        and type(runner) is Simulated
+    )
 
 
 def serve(engine: Engine, requests: Seq[Request], min_requests: int = MIN_REQUESTS) -> Record | None:
@@ -43,18 +57,15 @@ def serve(engine: Engine, requests: Seq[Request], min_requests: int = MIN_REQUES
     """
     scheduler, runner = engine.scheduler, engine.runner
     if (
-        engine.watchers
-        or type(scheduler) is not IterationLevel
-        or type(scheduler.allocator) not in _KINDS
-        or scheduler.reservation.grows != (type(scheduler.reservation) in (OnDemand, Clairvoyant))
-        or scheduler.victim != "newest"
-        or scheduler.restore == "swap"
-        or type(runner) is not Simulated
+        not covers(scheduler, runner)
+        or engine.watchers
         or type(engine.clock) is not VirtualClock
         or len(requests) < max(min_requests, 1)
         or any(request.num_seqs > 1 or request.prefix_len for request in requests)
     ):
         return None
+    assert isinstance(scheduler, IterationLevel)
+    assert isinstance(runner, Simulated)
     from kvbench.compiled.loop import run  # takes a second, which short runs do not pay
 
     reservation, allocator, limit = scheduler.reservation, scheduler.allocator, scheduler.max_model_len
