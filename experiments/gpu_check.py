@@ -8,7 +8,8 @@
 5. ``calibration``: iteration costs of this GPU.
 6. ``fidelity``: fig_fidelity: the 12 GiB runs, simulated with these costs.
 
-Each part may take until its share of the time is over; what is then left of it is skipped, and said so. Needs no
+Each part is a process of its own, so that a crash takes no other part with it, and may take until its share of the time
+is over: shortly before it skips what is left, and says so; then it is killed, with what it had found so far. Needs no
 network and no installation of kvbench, but torch, triton, transformers, numpy, scipy, pandas, pyarrow, matplotlib,
 tqdm, PyYAML (not numba and rich), and three packages that few machines have. Make wheels of these where there is a
 network, the second line for those of the others that the script says are missing, with the same Python:
@@ -25,19 +26,21 @@ and without one
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import multiprocessing
 import os
 import random
 import shutil
+import signal
 import statistics
 import sys
 import tarfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -46,8 +49,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]  # kvbench need not be installed
 
-SHARES = {"kernels": 0.12, "engine": 0.22, "benchmark": 0.42, "offline": 0.78, "calibration": 0.95, "fidelity": 1.0}
+SHARES = {"kernels": 0.14, "engine": 0.26, "benchmark": 0.46, "offline": 0.78, "calibration": 0.95, "fidelity": 1.0}
 """Part -> when it must be over, as a share of the time."""
+WRITING = 0.02
+"""Share of the time between the end of a part's own clock and the moment it is killed."""
 SYSTEMS = ["vllm", "orca_max", "orca_oracle", "orca_pow2", "fastertransformer"]
 """In the order in which they are run, as far as time allows."""
 NEEDED = ("torch", "transformers", "numpy", "scipy", "pandas", "pyarrow", "matplotlib", "tqdm", "yaml", "hydra",
@@ -85,18 +90,25 @@ class Report:
     """What was found, kept in ``gpu_check.json``.
 
     Attributes:
+        started: when the run began, on the clock that all processes share.
+        environment: what computed, as the first part saw it: the process that starts the parts leaves the GPU alone.
         parts: name -> status, seconds, and what the part has to say.
         goals: name -> what was measured, what must be reached, and whether it was.
     """
 
     options: Options
     started: float = field(default_factory=time.monotonic)
+    environment: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
     goals: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def left_s(self, part: str) -> float:
-        """Seconds that are left of a part's share."""
+    def ends_in_s(self, part: str) -> float:
+        """Seconds until a part is killed."""
         return 60 * self.options.minutes * SHARES[part] - (time.monotonic() - self.started)
+
+    def left_s(self, part: str) -> float:
+        """Seconds that a part has for what it does."""
+        return self.ends_in_s(part) - 60 * self.options.minutes * WRITING
 
     def goal(self, name: str, measured: float, *, least: float | None = None, most: float | None = None) -> None:
         """Note a number with its bar."""
@@ -104,12 +116,22 @@ class Report:
         bars = {"at_least": least, "at_most": most}
         self.goals[name] = {"measured": measured, **{k: v for k, v in bars.items() if v is not None}, "met": met}
 
+    def note(self, part: str, found: dict[str, Any]) -> None:
+        """Keep what a part has found so far, in case that it is cut."""
+        self.parts[part] = {"status": "under way", **found}
+        self.write()
+
+    def read(self) -> None:
+        """What the parts have written."""
+        content = json.loads((self.options.out / "gpu_check.json").read_text(encoding="utf-8"))
+        self.environment, self.parts, self.goals = content["environment"], content["parts"], content["goals"]
+
     def write(self) -> None:
         """Everything so far."""
         from kvbench.results import write_text
 
         self.options.out.mkdir(parents=True, exist_ok=True)
-        content = {"environment": environment(self.options.device), "parts": self.parts, "goals": self.goals}
+        content = {"environment": self.environment, "parts": self.parts, "goals": self.goals}
         write_text(self.options.out / "gpu_check.json", json.dumps(content, indent=1, default=str) + "\n")
         if self.options.archive is not None:
             temporary = self.options.archive.with_suffix(".tmp")
@@ -122,14 +144,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts; returns 1 if one of them failed."""
     options = _parse(arguments)
     report = Report(options)
-    parts: dict[str, Callable[[Report], dict[str, Any]]] = {
-        "kernels": check_kernels,
-        "engine": check_engine,
-        "benchmark": benchmark,
-        "offline": offline,
-        "calibration": calibration,
-        "fidelity": fidelity,
-    }
     if missing := [name for name in NEEDED if not _is_there(name)]:
         print(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: see --help for what to bring",
               file=sys.stderr)  # fmt: skip
@@ -145,15 +159,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     report.write()
     for name in options.parts:
-        started = time.monotonic()
+        began = time.monotonic()
         print(f"== {name} ({report.left_s(name):.0f} s)", flush=True)
-        try:
-            is_late = report.left_s(name) <= 0
-            found = {"status": "skipped: no time left"} if is_late else {"status": "done", **parts[name](report)}
-        except Exception as error:  # the other parts may still tell something
-            traceback.print_exc()
-            found = {"status": "failed", "error": f"{type(error).__name__}: {error}"}
-        report.parts[name] = {**found, "seconds": round(time.monotonic() - started, 1)}
+        found = run_part(name, report) if report.left_s(name) > 0 else {"status": "skipped: no time left"}
+        report.parts[name] = {**found, "seconds": round(time.monotonic() - began, 1)}
         print(json.dumps(report.parts[name], default=str), flush=True)
         report.write()
     for name, goal in report.goals.items():
@@ -161,6 +170,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = [name for name in options.parts if report.parts[name]["status"] == "failed"]
     print(f"Results: {options.out}" + (f"; failed: {', '.join(failed)}" if failed else ""))
     return 1 if failed else 0
+
+
+def run_part(name: str, report: Report) -> dict[str, Any]:
+    """Run a part in a process of its own, which ends, with all that it has started, when its share of the time is over.
+
+    Returns:
+        What it has found, as far as it came.
+    """
+    process = multiprocessing.get_context("spawn").Process(target=_part, args=(name, report.options, report.started))
+    process.start()
+    assert process.pid is not None
+    try:
+        process.join(max(report.ends_in_s(name), 0))
+        is_late = process.is_alive()
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # a group that is over, or was not made yet
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.join(10)
+    report.read()
+    found = report.parts.get(name, {})
+    if is_late:
+        return {**found, "status": "failed", "error": "killed at the end of its share of the time"}
+    if code := process.exitcode:
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
+        return {**found, "status": "failed", "error": f"its process ended {how}"}
+    return found
+
+
+def _part(name: str, options: Options, started: float) -> None:
+    """The life of a part's process: it leaves what it found in the report."""
+    os.setsid()
+    report = Report(options, started)
+    report.read()
+    report.environment = environment(options.device)
+    try:
+        found = {"status": "done", **PARTS[name](report)}
+    except Exception as error:
+        traceback.print_exc()
+        found = {**report.parts.get(name, {}), "status": "failed", "error": f"{type(error).__name__}: {error}"}
+    report.parts[name] = found
+    report.write()
 
 
 def _parse(arguments: Sequence[str] | None) -> Options:
@@ -255,6 +306,8 @@ def _each(report: Report, shapes: list[Shape]) -> Iterator[dict[str, float] | st
             done, pending = wait(pending, timeout=max(report.left_s("kernels"), 0.1), return_when=FIRST_COMPLETED)
             for future in done:
                 yield future.result()
+    except BrokenExecutor as error:
+        yield f"{len(pending) + 1} shapes or more are lost with a process that died: {error}"
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in multiprocessing.active_children():  # one that compiles, or hangs, would hold up the other parts
@@ -421,6 +474,7 @@ def check_engine(report: Report) -> dict[str, Any]:
             expected = expected or _generated(config, outputs)
             equal = sum(outputs[key] == tokens for key, tokens in expected.items())
             found[f"{model}, {system}"] = f"{equal} of {len(expected)}"
+            report.note("engine", found)
             if equal != len(expected):
                 wrong.append(f"{model}, {system}: {equal} of {len(expected)} outputs equal Hugging Face's")
     swapped = _small(report, "tiny_llama") | {"workload.num_samples": 3, "runner.sampling.temperature": 1.0}
@@ -456,18 +510,16 @@ def _serve(config: dict[str, Any], *, watched: bool = False) -> tuple[Any, Any]:
     """
     import torch
 
-    from kvbench.engine import Engine, serve
-    from kvbench.ledger import Ledger
-    from kvbench.point import build
+    from kvbench.engine import serve
+    from kvbench.parts import build
 
     parts = build(config)
-    runner = parts.open_runner()
-    engine = Engine(parts.scheduler, runner, parts.clock(), Ledger(parts.scheduler.allocator))
+    engine = parts.open_engine()
     requests = parts.workload.generate().requests
     if watched:
         torch.cuda.set_sync_debug_mode("error")
     try:
-        return runner, serve(engine, requests).steps
+        return engine.runner, serve(engine, requests).steps
     finally:
         if watched:
             torch.cuda.set_sync_debug_mode("default")
@@ -479,7 +531,7 @@ def _generated(config: dict[str, Any], outputs: dict[int, list[int]]) -> dict[in
 
     from kvbench.capacity import model_of
     from kvbench.models.loading import load
-    from kvbench.point import instantiate_workload
+    from kvbench.parts import instantiate_workload
     from kvbench.runners.torch import random_prompts
 
     loaded = load(model_of(config), device=config["runner"]["device"], seed=config["seed"])
@@ -535,7 +587,9 @@ def offline(report: Report) -> dict[str, Any]:
         if {"vllm", "orca_max"} <= by_system.keys():
             speeds = [by_system[system]["throughput_tok_per_s"] for system in ("vllm", "orca_max")]
             report.goal("vllm over orca_max, tokens/s at 12 GiB", speeds[0] / speeds[1], least=2.0)
-    found["overhead"] = overhead(report)
+    report.note("offline", found)
+    is_late = report.left_s("offline") < _reserve_s(report)
+    found["overhead"] = "skipped: no time left" if is_late else overhead(report)
     return found
 
 
@@ -544,22 +598,17 @@ def overhead(report: Report) -> dict[str, float]:
     import numpy as np
 
     from kvbench.core import Request
-    from kvbench.engine import Engine
-    from kvbench.ledger import Ledger
-    from kvbench.point import build
+    from kvbench.engine import serve
+    from kvbench.parts import build
 
     batch, steps = (4, 6) if report.options.tiny else (OVERHEAD_BATCH, 40)
     seqs = 2 if report.options.tiny else 16
     settings = {"runner.max_graph_batch": batch, "kv_cache_seqs": seqs, "system": "vllm"}
     config = _resolve(_offline(report) | settings)
-    parts = build(config)
-    runner: Any = parts.open_runner()
-    ledger = Ledger(parts.scheduler.allocator)
-    for _ in Engine(parts.scheduler, runner, parts.clock(), ledger).run(
-        [Request(i, 0.0, 20 if report.options.tiny else 40, steps + 1) for i in range(batch)]
-    ):
-        pass
-    columns = ledger.columns()
+    engine = build(config).open_engine()
+    runner: Any = engine.runner
+    prompt_len = 20 if report.options.tiny else 40
+    columns = serve(engine, [Request(i, 0.0, prompt_len, steps + 1) for i in range(batch)]).steps
     ends, full = columns["end_s"].astype(np.float64), columns["num_running"] == batch
     step_s = float(np.median(np.diff(ends, prepend=0.0)[full & (columns["num_prefills"] == 0)]))
     device_s = statistics.median(runner.steps.step_seconds(batch) for _ in range(20))
@@ -590,11 +639,16 @@ def calibration(report: Report) -> dict[str, Any]:
 
 def fidelity(report: Report) -> dict[str, Any]:
     """The offline runs, simulated with the fitted costs."""
-    from kvbench.point import Task, identify, provenance
-    from kvbench.point import run as run_point
+    from kvbench.folder import provenance
+    from kvbench.point import identify
     from kvbench.results import COLUMNS, Results, write_csv
+    from kvbench.run import PointRun
+    from kvbench.run import run as run_point
 
-    fitted = json.loads((report.options.out / "costs.json").read_text(encoding="utf-8"))
+    path = report.options.out / "costs.json"
+    if not path.is_file():
+        return {"status": "skipped: there are no costs without calibration"}
+    fitted = json.loads(path.read_text(encoding="utf-8"))
     real = Results(report.options.out / "fig_offline_throughput")
     folder = report.options.out / "fig_fidelity"
     rows: list[dict[str, Any]] = []
@@ -609,7 +663,7 @@ def fidelity(report: Report) -> dict[str, Any]:
         config |= {"runner": priced, "kv_cache_bytes": int(row["kv_cache_bytes"]), "kv_cache_seqs": None}
         config["choices"] = {**config["choices"], "runner": "simulated", "costs": "gpu_check"}
         point = identify(config, real.manifest(row)["inputs"])
-        outcome = run_point(Task(point, folder / "points", True, provenance(None)))
+        outcome = run_point(PointRun(point, folder / "points", True, provenance(None)))
         if outcome.summary is None:
             raise RuntimeError(outcome.error)
         named = {"experiment": "fig_fidelity", "panel": "at_once", "repeat": 0, "point": point.folder}
@@ -663,9 +717,10 @@ def _plan(report: Report, settings: dict[str, Any], systems: Sequence[str] = ())
 
 def _run(report: Report, part: str, experiment: str, rows: Sequence[Any]) -> dict[str, Any]:
     """Run points as long as there is time; the summary and the figure are renewed after each."""
-    from kvbench.point import Task, provenance
-    from kvbench.point import run as run_point
+    from kvbench.folder import provenance
     from kvbench.results import COLUMNS, write_csv
+    from kvbench.run import PointRun
+    from kvbench.run import run as run_point
 
     folder = report.options.out / experiment
     folder.mkdir(parents=True, exist_ok=True)
@@ -673,10 +728,10 @@ def _run(report: Report, part: str, experiment: str, rows: Sequence[Any]) -> dic
     errors: list[str] = []
     skipped = 0
     for row in rows:
-        if report.left_s(part) < min(RESERVE_S, 3 * report.options.minutes):
+        if report.left_s(part) < _reserve_s(report):
             skipped += 1
             continue
-        outcome = run_point(Task(row.point, folder / "points", True, provenance(None)))
+        outcome = run_point(PointRun(row.point, folder / "points", True, provenance(None)))
         if outcome.summary is None:
             errors.append(f"{row.point.folder}: {outcome.error}")
             print(errors[-1], flush=True)
@@ -684,13 +739,18 @@ def _run(report: Report, part: str, experiment: str, rows: Sequence[Any]) -> dic
         named = {"experiment": experiment, "panel": row.panel, "repeat": row.repeat, "point": row.point.folder}
         done.append({**outcome.summary, **named})
         write_csv(folder / "summary.csv", COLUMNS, done)
-        report.write()
+        report.note(part, {"points": len(done), "errors": errors})
     if errors and not done:
         raise RuntimeError(errors[0])
     keys = ("system", "kv_cache_bytes", "throughput_tok_per_s", "num_running_mean", "wall_s")
     short = [{key: row[key] for key in keys} for row in done]
     figure = _draw(experiment, folder) if done else "nothing to draw"
     return {"points": len(done), "skipped": skipped, "errors": errors, "figure": figure, "rows": short}
+
+
+def _reserve_s(report: Report) -> float:
+    """Seconds that must be left where a point is started."""
+    return min(RESERVE_S, 3 * report.options.minutes)
 
 
 def _draw(experiment: str, folder: Path) -> str:
@@ -715,6 +775,16 @@ def _draw(experiment: str, folder: Path) -> str:
         traceback.print_exc()
         return f"not drawn: {type(error).__name__}: {error}"
     return "drawn"
+
+
+PARTS: dict[str, Callable[[Report], dict[str, Any]]] = {
+    "kernels": check_kernels,
+    "engine": check_engine,
+    "benchmark": benchmark,
+    "offline": offline,
+    "calibration": calibration,
+    "fidelity": fidelity,
+}
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from kvbench.engine import Engine, serve
 from kvbench.ledger import Ledger
 from kvbench.models.gguf import GGUF
 from kvbench.models.sources import find
-from kvbench.point import build
+from kvbench.parts import build
 from kvbench.runners.recorded_beams import PATH, Parents, store
 from kvbench.runners.torch import Torch
 

@@ -21,21 +21,13 @@ from kvbench.core import KvbenchError
 from kvbench.estimate import Estimate, arrivals_s
 from kvbench.executors.base import Executor, WorkerLost
 from kvbench.executors.serial import Serial
+from kvbench.folder import clean_up, finished_summary, provenance
 from kvbench.instantiate import instantiate
-from kvbench.point import (
-    Outcome,
-    Point,
-    Task,
-    build,
-    clean_up,
-    finished_summary,
-    identify,
-    is_real,
-    provenance,
-    run_all,
-)
-from kvbench.point import inputs_of as point_inputs
+from kvbench.parts import build, is_real
+from kvbench.parts import inputs_of as point_inputs
+from kvbench.point import Point, identify
 from kvbench.results import COLUMNS, write_csv
+from kvbench.run import Outcome, PointRun, run_all
 from kvbench.schedulers.base import MissingCorner
 
 ADHOC = "adhoc"
@@ -328,8 +320,8 @@ def execute(plan: Plan, *, shows_progress: bool = True) -> Report:
     left, seconds = unfinished(plan, rows, estimate(plan, rows))
     disabled = True if plan.is_live or not shows_progress else None  # None: where there is no terminal
     # Absolute, since a worker may be elsewhere.
-    tasks = [
-        Task(
+    runs = [
+        PointRun(
             *(point, points_dir.resolve(), plan.keeps_steps, origin, plan.keeps_map),
             headline=f"point {number} of {len(points)}: {_name(point)}" if plan.is_live else None,
         )
@@ -337,14 +329,14 @@ def execute(plan: Plan, *, shows_progress: bool = True) -> Report:
     ]
     with (
         tqdm(total=len(points), initial=len(outcomes), unit="point", disable=disabled) as bar,
-        closing(_run(plan.executor, _chunks(tasks, seconds, plan.executor))) as results,
+        closing(_run(plan.executor, _chunks(runs, seconds, plan.executor))) as results,
     ):
         try:
             running = {point.key: point for point in left}
             bar.set_postfix_str(_current(plan, running))
-            for task, outcome in results:
-                outcomes[task.point.key] = outcome
-                running.pop(task.point.key)
+            for each, outcome in results:
+                outcomes[each.point.key] = outcome
+                running.pop(each.point.key)
                 bar.update()
                 bar.set_postfix_str(_current(plan, running))
         except KeyboardInterrupt:
@@ -381,7 +373,7 @@ def finished(plan: Plan) -> dict[str, dict[str, Any]]:
 
 def estimate(plan: Plan, rows: Mapping[str, Mapping[str, Any]]) -> Estimate:
     """What the rows of a plan's finished points say of how long others take."""
-    return Estimate((plan.points[key], row["wall_s"]) for key, row in rows.items())
+    return Estimate(((plan.points[key], row["wall_s"]) for key, row in rows.items()), keeps_map=plan.keeps_map)
 
 
 def unfinished(
@@ -393,33 +385,33 @@ def unfinished(
     return [point for _, point in left], [seconds for seconds, _ in left]
 
 
-def _chunks(tasks: list[Task], seconds: list[float], executor: Executor) -> list[list[Task]]:
+def _chunks(runs: list[PointRun], seconds: list[float], executor: Executor) -> list[list[PointRun]]:
     """Put short points together, without leaving a worker idle; points that follow each other share a process."""
     share = sum(seconds) / (4 * executor.num_workers) if executor.num_workers else inf
-    chunks: list[list[Task]] = []
+    chunks: list[list[PointRun]] = []
     room = 0.0
-    for task, each in zip(tasks, seconds, strict=True):
-        if each > 1.000001 * room or not chunks:  # equal ones fill a share in spite of rounding
+    for each, expected_s in zip(runs, seconds, strict=True):
+        if expected_s > 1.000001 * room or not chunks:  # equal ones fill a share in spite of rounding
             chunks.append([])
             room = min(executor.task_s, share)
-        chunks[-1].append(task)
-        room -= each
+        chunks[-1].append(each)
+        room -= expected_s
     return chunks
 
 
-def _run(executor: Executor, chunks: list[list[Task]]) -> Generator[tuple[Task, Outcome], None, None]:
-    """The executor's results, task by task.
+def _run(executor: Executor, chunks: list[list[PointRun]]) -> Generator[tuple[PointRun, Outcome], None, None]:
+    """The executor's results, point by point.
 
-    A chunk whose worker was lost is run again in single tasks: its points did not all lose it. One that is lost again
+    A chunk whose worker was lost is run again in single points: its points did not all lose it. One that is lost again
     is a failure.
     """
-    alone: list[list[Task]] = []
+    alone: list[list[PointRun]] = []
     with closing(executor.run(run_all, chunks)) as results:
         for chunk, result in results:
             if not isinstance(result, WorkerLost):
                 yield from zip(chunk, result, strict=True)
             elif len(chunk) > 1:
-                alone += [[task] for task in chunk]
+                alone += [[each] for each in chunk]
             else:
                 yield (
                     chunk[0],

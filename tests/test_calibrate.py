@@ -17,7 +17,7 @@ from kvbench.calibrate.regression import fit, predicted_ms, residuals
 from kvbench.calibrate.runs import Iterations, Measured, designs, joined, measure
 from kvbench.composition import Composer, composer, parse
 from kvbench.core import Batch, KvbenchError, Request, Sequence
-from kvbench.point import build
+from kvbench.parts import build
 from kvbench.runners.simulated import IterationCosts, Simulated
 
 pytest.importorskip("scipy", reason="calibrating needs make install EXTRAS=dev")

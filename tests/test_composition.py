@@ -8,7 +8,7 @@ import pytest
 
 from kvbench.composition import Composer, Resolved, Setting, composer, groups, parse
 from kvbench.core import KvbenchError
-from kvbench.point import build
+from kvbench.parts import build
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,9 @@ from kvbench.core import KvbenchError
 SCRIPT = Path(__file__).resolve().parent.parent / "experiments" / "gpu_check.py"
 
 
-def run(arguments: list[str], path: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(arguments: list[str], path: Path | None = None, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": str(path)} if path else {})
-    command = [sys.executable, str(SCRIPT), *arguments]
+    command = [sys.executable, str(script), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -66,6 +67,55 @@ def test_a_run_that_is_cut_says_what_it_skipped(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "gpu_check.json").read_text(encoding="utf-8"))
     assert {part["status"] for part in report["parts"].values()} == {"skipped: no time left"}
+
+
+PARTS_THAT_END_BADLY = """
+import ctypes, os, subprocess, sys, time
+sys.path.insert(0, {folder!r})
+import gpu_check
+
+def crash(report):
+    report.note("kernels", {{"so far": 3}})
+    ctypes.string_at(0)  # what an illegal access does to a process
+
+def hang(report):
+    report.note("engine", {{"so far": 4}})
+    helper = subprocess.Popen(["sleep", "600"])
+    (report.options.out / "helper").write_text(str(helper.pid))
+    time.sleep(600)
+
+def work(report):
+    report.goal("a goal", 1.0, least=0.5)
+    return {{"process": os.getpid()}}
+
+gpu_check.PARTS |= {{"kernels": crash, "engine": hang, "benchmark": work, "offline": work}}
+gpu_check.SHARES |= {{"kernels": 0.4, "engine": 0.5, "benchmark": 0.9, "offline": 1.0}}
+if __name__ == "__main__":
+    sys.exit(gpu_check.main())
+"""
+
+
+def test_a_part_that_dies_or_hangs_takes_no_other_with_it(tmp_path: Path) -> None:
+    script, out = tmp_path / "script.py", tmp_path / "out"
+    script.write_text(PARTS_THAT_END_BADLY.format(folder=str(SCRIPT.parent)))
+    arguments = ["--device", "cpu", "--tiny", "--minutes", "0.7", "--out", str(out), "--parts"]
+    started = time.monotonic()
+    done = run([*arguments, "kernels", "engine", "benchmark", "offline", "fidelity"], script=script)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert time.monotonic() - started < 60
+    report = json.loads((out / "gpu_check.json").read_text(encoding="utf-8"))
+    kernels, engine, *worked = (report["parts"][name] for name in ("kernels", "engine", "benchmark", "offline"))
+    assert kernels.items() >= {"so far": 3, "status": "failed", "error": "its process ended by SIGSEGV"}.items()
+    late = "killed at the end of its share of the time"
+    assert engine.items() >= {"so far": 4, "status": "failed", "error": late}.items()
+    assert [part["status"] for part in worked] == ["done", "done"]
+    assert worked[0]["process"] != worked[1]["process"]
+    assert report["parts"]["fidelity"]["status"] == "skipped: there are no costs without calibration"
+    assert report["goals"]["a goal"]["met"]
+    assert report["environment"]["torch"]
+    assert "failed: kernels, engine" in done.stdout
+    with pytest.raises(ProcessLookupError):  # what a part has started ends with it
+        os.kill(int((out / "helper").read_text()), 0)
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import yaml
 from kvbench.composition import composer, parse
 from kvbench.figures import fig_online_latency as online
 from kvbench.paper.claims import Verdict
-from kvbench.point import instantiate_workload
+from kvbench.parts import instantiate_workload
 from kvbench.records import Columns, write_parquet
 from kvbench.results import Results
 from kvbench.sweep import plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -11,26 +12,17 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import grimp
 import pytest
 
 from kvbench.composition import Composer, composer, parse
 from kvbench.core import KvbenchError
-from kvbench.point import (
-    NO_INFLUENCE,
-    PACKAGE,
-    Outcome,
-    Point,
-    Task,
-    build,
-    clean_up,
-    finished_summary,
-    identify,
-    provenance,
-    run,
-    sources_digest,
-)
+from kvbench.folder import clean_up, finished_summary, provenance
+from kvbench.parts import build
+from kvbench.point import NO_INFLUENCE, PACKAGE, Point, identify, sources_digest
 from kvbench.records import read_parquet
 from kvbench.results import POINT_COLUMNS
+from kvbench.run import Outcome, PointRun, run
 
 Config = dict[str, Any]
 
@@ -50,9 +42,9 @@ def config(compose: Composer) -> Callable[..., Config]:
     return resolve
 
 
-def task(config: Config, folder: Path, *, keeps_steps: bool = True) -> Task:
+def task(config: Config, folder: Path, *, keeps_steps: bool = True) -> PointRun:
     inputs = build(config).workload.inputs()
-    return Task(identify(config, inputs), folder, keeps_steps, provenance(None))
+    return PointRun(identify(config, inputs), folder, keeps_steps, provenance(None))
 
 
 def finished(outcome: Outcome) -> dict[str, Any]:
@@ -114,6 +106,23 @@ def test_sources_that_cannot_matter_do_not_change_the_key(package: Path) -> None
     (package / "__pycache__" / "cpu.attend-1.py311.nbi").write_text("")
     sources_digest.cache_clear()
     assert sources_digest(package) == before
+
+
+def test_the_sources_of_numbers_are_those_that_a_run_can_reach() -> None:
+    graph = grimp.build_graph("kvbench", cache_dir=None)
+    targets = {
+        match[1]
+        for path in (PACKAGE.parent / "conf").rglob("*.yaml")
+        for match in re.finditer(r"\b(kvbench(?:\.\w+)+)\.\w+", path.read_text(encoding="utf-8"))
+    }
+    roots = {"kvbench.run", *(name for name in targets if name in graph.modules)}
+    reached = {
+        name.split(".")[1] for root in roots for name in (root, *graph.find_upstream_modules(root)) if "." in name
+    }
+    modules = {path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert set(NO_INFLUENCE) < modules
+    without = {name for name in modules - set(NO_INFLUENCE) if name.removesuffix(".py") not in reached}
+    assert without == {"__init__.py"}
 
 
 def test_a_user_s_own_part_is_one_of_the_sources(
@@ -223,7 +232,7 @@ def test_a_mistake_leaves_an_error_and_a_later_success_replaces_it(
 def test_a_bug_leaves_its_traceback(
     config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvbench.point.serve", lambda *_: 1 // 0)
+    monkeypatch.setattr("kvbench.run.serve", lambda *_: 1 // 0)
     job = task(config(), tmp_path)
     outcome = run(job)
     assert outcome.is_bug

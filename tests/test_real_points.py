@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,mode
 from kvbench.app import main
 from kvbench.capacity import memory_bytes, model_of
 from kvbench.core import KvbenchError
-from kvbench.point import _sized
+from kvbench.parts import _sized
 from kvbench.runners.footprint import peak_bytes
 from kvbench.runners.torch import measure
 from kvbench.sampling import SamplingParams
@@ -110,7 +110,7 @@ def test_an_unsized_pool_is_measured(
     unsized: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = memory_bytes() // 2
-    monkeypatch.setattr("kvbench.point.usable_bytes", lambda: free)
+    monkeypatch.setattr("kvbench.parts.usable_bytes", lambda: free)
     assert main([*unsized, f"results_dir={tmp_path}"]) == 0
     before, after = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Memory: ")]
     assert "(estimated; " in before
@@ -151,7 +151,7 @@ def test_too_little_memory_is_refused_before_a_model_is_loaded(
         raise AssertionError("loaded")
 
     monkeypatch.setattr("kvbench.runners.torch._load", load)
-    monkeypatch.setattr("kvbench.point.usable_bytes", lambda: 10**9)
+    monkeypatch.setattr("kvbench.parts.usable_bytes", lambda: 10**9)
     assert main([*unsized, *(["kv_cache_seqs=2"] if sized else []), f"results_dir={tmp_path}"]) == 1
     error = [line for line in capsys.readouterr().err.splitlines() if "it/s" not in line and "point/s" not in line]
     assert len(error) == 2

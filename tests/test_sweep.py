@@ -21,8 +21,10 @@ from kvbench.executors.base import Result, WorkerLost
 from kvbench.executors.base import Task as AnyTask
 from kvbench.executors.local import Local
 from kvbench.executors.serial import Serial
-from kvbench.point import finished_summary, instantiate_workload, run_all
+from kvbench.folder import finished_summary
+from kvbench.parts import instantiate_workload
 from kvbench.results import COLUMNS
+from kvbench.run import run_all
 from kvbench.sweep import Interrupted, Plan, Report, Row, execute, plan
 
 FAST = ("workload=fixed", "workload.num_requests=5", "executor=serial")
@@ -496,7 +498,7 @@ def test_what_a_lost_chunk_had_finished_is_not_run_again(planned: Planner, monke
     found = planned("seed=range(0,8)", sweep=True)
     recorded = Recorded()
     run(replace(found, executor=recorded))
-    monkeypatch.setattr("kvbench.point.run", lambda task: pytest.fail("it was run again"))
+    monkeypatch.setattr("kvbench.run.run", lambda task: pytest.fail("it was run again"))
     assert [outcome.summary for outcome in run_all(recorded.chunks[0])] == [
         finished_summary(task.point, task.points_dir, needs_steps=True) for task in recorded.chunks[0]
     ]

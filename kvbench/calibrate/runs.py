@@ -11,9 +11,7 @@ from tqdm import tqdm
 
 from kvbench.composition import Setting, composer
 from kvbench.core import KvbenchError
-from kvbench.engine import Engine
-from kvbench.ledger import Ledger
-from kvbench.point import build, is_real
+from kvbench.parts import build, is_real
 
 Floats = npt.NDArray[np.float64]
 
@@ -155,17 +153,15 @@ def run(config: dict[str, Any]) -> tuple[Iterations, str]:
     """Run a configuration whose requests arrive all at once; its iterations, and the name of the device."""
     parts = build(config)
     requests = parts.workload.generate().requests
-    runner = parts.open_runner()
-    ledger = Ledger(parts.scheduler.allocator, may_stop_early=runner.may_stop_early)
-    engine = Engine(parts.scheduler, runner, parts.clock(), ledger)
+    engine = parts.open_engine()
     rows = []
     for batch in engine.run(requests):
         lengths = [batch.step - seq.origin for seq in batch.prefills]
         rows.append((batch.num_decodes + len(lengths), batch.context_len, sum(lengths), sum(n * n for n in lengths)))
-    end_s = ledger.columns()["end_s"].astype(np.float64)
+    end_s = engine.ledger.columns()["end_s"].astype(np.float64)
     num_requests, context_len, prefill_len, square_len = np.array(rows, np.float64).T
     ms = 1e3 * np.diff(end_s, prepend=0.0)
-    return Iterations(num_requests, context_len, prefill_len, square_len, ms), runner.device_name
+    return Iterations(num_requests, context_len, prefill_len, square_len, ms), engine.runner.device_name
 
 
 def terms(iterations: Iterations, knee: float | None = None) -> Iterator[tuple[str, Floats]]:

@@ -12,17 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from kvbench.clock import VirtualClock
 from kvbench.composition import Setting, composer, parse
 from kvbench.core import KvbenchError, Request
-from kvbench.engine import Engine, serve
-from kvbench.ledger import Ledger
 from kvbench.paper.points import LatencyPanel, latency_panels
-from kvbench.point import build, instantiate_workload
+from kvbench.parts import build, instantiate_workload, serve
 from kvbench.records import Record
 
 Config = dict[str, Any]
-"""A resolved configuration, as `kvbench.point.build` takes it."""
+"""A resolved configuration, as `kvbench.parts.build` takes it."""
 
 Costs = dict[str, Any]
 """Coefficients by the names of ``IterationCosts``."""
@@ -100,9 +97,7 @@ def run(config: Config, costs: Costs | None = None) -> Record:
     """Simulate a configuration; ``costs`` replaces its coefficients."""
     if costs is not None:
         config = {**config, "costs": {"hardware": config["costs"]["hardware"], **costs}}
-    parts = build(config)
-    engine = Engine(parts.scheduler, parts.open_runner(), VirtualClock(), Ledger(parts.scheduler.allocator))
-    return serve(engine, _requests(json.dumps(config["workload"])))
+    return serve(build(config).open_engine(), _requests(json.dumps(config["workload"])))
 
 
 @lru_cache(maxsize=4)
