@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import math
 import os
 import shutil
 import sys
@@ -12,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from dataclasses import fields as fields_of
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import yaml
@@ -21,10 +17,11 @@ from kvbench import __version__
 from kvbench.capacity import ESTIMATED, MEASURED, Capacity
 from kvbench.composition import Common, composer, groups, is_launcher, parse
 from kvbench.core import KvbenchError
+from kvbench.estimate import PER_PROCESS_S
+from kvbench.figures.experiment import draw
 from kvbench.figures.terminal import aligned
 from kvbench.metrics import METRICS
-from kvbench.paper.claims import Claim
-from kvbench.results import Results, write_csv
+from kvbench.results import Results
 from kvbench.runners.simulated import Simulated
 from kvbench.sweep import Interrupted, Plan, Report, estimate, execute, finished, plan, unfinished
 
@@ -199,7 +196,8 @@ def _print_plan(planned: Plan) -> None:
     if len(left) > _MAX_ROWS:
         print(f"... and {len(left) - _MAX_ROWS} more")
     workers = planned.executor.num_workers
-    shared = f", {_duration(max(sum(seconds) / workers, *seconds))} with {workers} workers" if workers else ""
+    elapsed_s = max(sum(seconds) / workers, *seconds) + PER_PROCESS_S if workers else 0.0
+    shared = f", {_duration(elapsed_s)} with {workers} workers and their start" if workers else ""
     print(f"Time: about {_duration(sum(seconds))} of one core{shared} (estimated {expected.source}).")
 
 
@@ -214,10 +212,7 @@ def _duration(seconds: float) -> str:
 def _present(planned: Plan, report: Report) -> None:
     """Draw where the experiment has a figure, and print a table either way."""
     results = Results(planned.folder)
-    table = None
-    if (figure := _figure_module(planned.experiment)) is not None:
-        _draw(figure, results)
-        table = figure.table(results)
+    table = draw(results, planned.experiment)
     print()
     print(_provenance_line(report.rows))
     print(table or _plain_table(report.rows, results))
@@ -245,34 +240,6 @@ def _measured_memory(planned: Plan, report: Report) -> list[str]:
     names = [each.name for each in fields_of(Capacity)]
     lines = (Capacity(**{name: each[name] for name in names}).line() for each in found if each["source"] == MEASURED)
     return list(dict.fromkeys(lines))
-
-
-def _figure_module(experiment: str) -> ModuleType | None:
-    name = f"kvbench.figures.{experiment}"
-    return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
-
-
-def _draw(figure: ModuleType, results: Results) -> None:
-    """Write every figure as PDF, SVG and PNG, ``claims.csv``, and the points as a table for papers and pages."""
-    from kvbench.figures import comparison, style  # brings matplotlib
-    from kvbench.tables import load  # brings pandas
-
-    for stem, drawing in figure.draw(results).items():
-        style.save(drawing, results.path, stem)
-    points = load(results.path)
-    comparison.table(points, comparison.axis(points)).save(results.path, "table")
-    claims = figure.claims(results)
-    names = [each.name for each in fields_of(Claim)]
-    write_csv(
-        results.path / "claims.csv", names, ({name: _short(getattr(claim, name)) for name in names} for claim in claims)
-    )
-
-
-def _short(value: object) -> object:
-    """Six digits of a number; an end that is open stays empty."""
-    if not isinstance(value, float):
-        return value
-    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def _provenance_line(rows: list[dict[str, Any]]) -> str:
