@@ -8,9 +8,8 @@ the figure says what differs.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import pandas as pd
 from kvbench.core import KvbenchError
 from kvbench.figures import comparison, style
 from kvbench.figures.typeset import Table
-from kvbench.results import Results
+from kvbench.results import Results, leaves
 from kvbench.tables import load
 
 CONDITIONS = {
@@ -183,8 +182,7 @@ def _other_requests(frame: pd.DataFrame) -> Iterator[str]:
     known: list[set[str]] = []
     has_one_source = frame["workload_source"].nunique() == 1
     for _, config, manifest in _origins(frame):
-        options = _flat(config.get("workload", {})) if config else {}
-        options = {key: each for key, each in options.items() if not key.endswith("data_dir")}
+        options = {key: each for key, each in leaves(config.get("workload", {})) if not key.endswith("data_dir")}
         if "inputs" in manifest and has_one_source:
             options["files"] = ", ".join(sorted({each[:14] for each in manifest["inputs"].values()}))
         known.append(set(options))
@@ -199,27 +197,13 @@ def _origins(frame: pd.DataFrame) -> Iterator[tuple[pd.Series[Any], dict[str, An
     """Configuration and manifest of a point of every system and panel; empty where they are not kept."""
     for _, row in frame.groupby(["results", "panel", "system"], dropna=False, observed=True).head(1).iterrows():
         results = Results(row["results"])
-        together = results.path / "manifests.json"
-        config = results.config(row) if (results.folder(row) / "config.yaml").is_file() else {}
-        if (results.folder(row) / "manifest.json").is_file():
-            manifest = results.manifest(row)
-        else:
-            texts = together.read_text(encoding="utf-8") if together.is_file() else "{}"
-            manifest = json.loads(texts).get(row["point"], {})
-        yield row, config, manifest
+        yield row, results.config(row) if results.has_config(row) else {}, results.manifest(row)
 
 
 def _unknown(frame: pd.DataFrame) -> list[str]:
     folders = [str(row["results"]) for row, config, _ in _origins(frame) if not config]
     names = ", ".join(Path(each).name for each in dict.fromkeys(folders))
     return [f"Options of the workload are not kept in {names}, so not compared"] if names else []
-
-
-def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for key, each in tree.items():
-        leaves |= _flat(each, f"{above}{key}.") if isinstance(each, Mapping) else {f"{above}{key}": each}
-    return leaves
 
 
 def _text(cell: Any) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from kvbench.app import main as kvbench
 from kvbench.core import KvbenchError
-from kvbench.results import write_csv, write_json
+from kvbench.results import TOGETHER, write_csv, write_json
 
 TARGET = Path(__file__).resolve().parent.parent / "results" / "reference"
 EXPERIMENTS: dict[str, list[str]] = {
@@ -80,7 +80,7 @@ def keep(results: Path, target: Path) -> None:
     for row in rows:
         manifest = json.loads((results / "points" / row["point"] / "manifest.json").read_text(encoding="utf-8"))
         manifests[row["point"]] = {name: value for name, value in manifest.items() if name not in OF_THE_MACHINE}
-    write_json(target / "manifests.json", manifests)
+    write_json(target / TOGETHER, manifests)
     for path in [results / "claims.csv", *sorted(results.glob("*.png"))]:
         if path.is_file():
             shutil.copyfile(path, target / path.name)

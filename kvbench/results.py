@@ -10,7 +10,8 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,6 +35,10 @@ POINT_COLUMNS = (
 """What ``summary.json`` of a point holds, in this order."""
 COLUMNS = ("experiment", "panel", "repeat", *POINT_COLUMNS, "point")
 """The columns of ``summary.csv``; empty fields do not exist or are not a number. ``point`` is the folder's name."""
+TOGETHER = "manifests.json"
+"""Point -> manifest, of results that are kept without the points' folders."""
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The one in C is ten times as fast; PyYAML may be built without it."""
 
 
 def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, object]]) -> None:
@@ -64,8 +69,17 @@ def is_nothing(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
+def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a configuration or a manifest, with dotted keys."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
 class Results:
-    """What one command left in ``results/<name>/``.
+    """What one command left in ``results/<name>/``; a summary is read once.
 
     Args:
         path: that folder.
@@ -79,7 +93,7 @@ class Results:
         if not (self.path / "summary.csv").is_file():
             raise KvbenchError(f"{self.path} holds no summary.csv; run the experiment first")
 
-    @property
+    @cached_property
     def summary(self) -> pd.DataFrame:
         """``summary.csv``: exactly the last command's points, one row each, in the order of the experiment."""
         import pandas as pd
@@ -126,8 +140,23 @@ class Results:
 
     def config(self, row: Mapping[str, Any] | pd.Series[Any]) -> dict[str, Any]:
         """The resolved configuration."""
-        return dict(yaml.safe_load((self.folder(row) / "config.yaml").read_text(encoding="utf-8")))
+        return dict(yaml.load((self.folder(row) / "config.yaml").read_text(encoding="utf-8"), _LOADER))
+
+    def has_config(self, row: Mapping[str, Any] | pd.Series[Any]) -> bool:
+        """Whether the point's configuration was kept."""
+        return (self.folder(row) / "config.yaml").is_file()
 
     def manifest(self, row: Mapping[str, Any] | pd.Series[Any]) -> dict[str, Any]:
-        """Where the numbers come from: key, inputs, capacity, versions, host, wall time."""
-        return dict(json.loads((self.folder(row) / "manifest.json").read_text(encoding="utf-8")))
+        """Where the numbers come from: key, inputs, capacity, versions, host, wall time; empty where it was not kept.
+
+        The point's own, else the one in ``manifests.json``.
+        """
+        path = self.folder(row) / "manifest.json"
+        if path.is_file():
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(self._manifests.get(str(row["point"]), {}))
+
+    @cached_property
+    def _manifests(self) -> dict[str, dict[str, Any]]:
+        path = self.path / TOGETHER
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -70,12 +69,7 @@ def _check_version(results: Results, summary: pd.DataFrame) -> None:
     """All points of a summary were written by the same sources, so that one manifest speaks for all."""
     if summary.empty:
         return
-    point = str(summary["point"].iloc[0])
-    kept, together = results.folder(summary.iloc[0]) / "manifest.json", results.path / "manifests.json"
-    manifest = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
-    if not manifest and together.is_file():
-        manifest = json.loads(together.read_text(encoding="utf-8")).get(point, {})
-    version = manifest.get("schema", 1)
+    version = results.manifest(summary.iloc[0]).get("schema", 1)
     if version > VERSION:
         raise KvbenchError(
             f"{results.path} has schema version {version}, this kvbench reads up to {VERSION}; update kvbench"

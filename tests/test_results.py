@@ -12,7 +12,7 @@ import pytest
 from kvbench.core import KvbenchError
 from kvbench.metrics import METRICS
 from kvbench.records import write_parquet
-from kvbench.results import COLUMNS, POINT_COLUMNS, Results, write_csv, write_json, write_text
+from kvbench.results import COLUMNS, POINT_COLUMNS, TOGETHER, Results, leaves, write_csv, write_json, write_text
 
 CONTRACT = """
 experiment panel system allocator reservation scheduler copy_on_write block_size runner device hardware costs model
@@ -83,6 +83,28 @@ def test_results_of_a_point(tmp_path: Path) -> None:
         results.steps(row)
     write_parquet(folder / "steps.parquet", {"end_s": np.array([1.5])})
     assert results.steps(row)["end_s"].tolist() == [1.5]
+
+
+def test_a_point_s_own_manifest_comes_first_and_none_is_empty(tmp_path: Path) -> None:
+    write_csv(tmp_path / "summary.csv", ("panel", "point"), [{"point": "p-1"}, {"point": "q-2"}, {"point": "r-3"}])
+    (tmp_path / "points" / "p-1").mkdir(parents=True)
+    write_json(tmp_path / "points" / "p-1" / "manifest.json", {"key": "own"})
+    write_json(tmp_path / TOGETHER, {"p-1": {"key": "old"}, "q-2": {"key": "kept"}})
+    results = Results(tmp_path)
+    found = [results.manifest(row) for _, row in results.summary.iterrows()]
+    assert found == [{"key": "own"}, {"key": "kept"}, {}]
+    assert not results.has_config(results.summary.iloc[0])
+
+
+def test_the_leaves_of_a_tree_have_dotted_keys() -> None:
+    tree = {"a": {"b": 1, "c": {"d": [2]}, "e": {}}, "f": None}
+    assert dict(leaves(tree)) == {"a.b": 1, "a.c.d": [2], "f": None}
+
+
+def test_a_summary_is_read_once(tmp_path: Path) -> None:
+    write_csv(tmp_path / "summary.csv", ("panel", "point"), [{"point": "p-1"}])
+    results = Results(tmp_path)
+    assert results.summary is results.summary
 
 
 def test_the_requests_of_all_points_are_one_dataset(tmp_path: Path) -> None:

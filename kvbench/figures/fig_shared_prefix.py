@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -19,7 +21,7 @@ TEXT = {"a": ("1.67", "with one example"), "b": ("3.58", "with five examples")}
 class _Named(Results):
     """The same results with names of this figure."""
 
-    @property
+    @cached_property
     def summary(self) -> pd.DataFrame:
         """See ``Results``."""
         summary = super().summary

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from kvbench.report.tables import Column, Row, Table, flat, text
+from kvbench.report.tables import Column, Row, Table, text
+from kvbench.results import leaves
 
 _PARTS = ("allocator", "reservation", "scheduler", "runner")
 
@@ -81,7 +82,7 @@ def _time(row: Row, config: Row) -> Iterator[Assumption]:
     )
     costs = config.get("costs") or {}
     numbers = ", ".join(
-        f"{name}={text(value)}" for name, value in flat(costs) if name not in ("name", "source", "hardware")
+        f"{name}={text(value)}" for name, value in leaves(costs) if name not in ("name", "source", "hardware")
     )
     source = f" Source: {costs['source']}." if costs.get("source") else ""
     yield Assumption(
@@ -136,7 +137,7 @@ def _described(node: Mapping[str, object]) -> str:
     """An object of a configuration: its class, and its arguments."""
     name = str(node.get("_target_", "")).rpartition(".")[2]
     options = ", ".join(
-        f"{key}={text(value)}" for key, value in flat(node) if key != "_target_" and not key.endswith("._target_")
+        f"{key}={text(value)}" for key, value in leaves(node) if key != "_target_" and not key.endswith("._target_")
     )
     return f"{name} ({options})" if options else name
 

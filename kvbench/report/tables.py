@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,7 @@ import pandas as pd
 
 from kvbench.core import KvbenchError
 from kvbench.metrics import METRICS
-from kvbench.results import POINT_COLUMNS, Results
+from kvbench.results import POINT_COLUMNS, Results, leaves
 
 Row = dict[str, Any]
 MAX_ROWS = 2000
@@ -159,18 +158,13 @@ def claims_table(results: Results) -> Table | None:
 
 
 def manifests(results: Results, rows: Sequence[Row]) -> dict[str, Row]:
-    """The manifest of every point whose manifest is there; of committed results, from ``manifests.json``."""
-    together = results.path / "manifests.json"
-    if together.is_file():
-        return dict(json.loads(together.read_text(encoding="utf-8")))
-    return {
-        str(row["point"]): results.manifest(row) for row in rows if (results.folder(row) / "manifest.json").is_file()
-    }
+    """The manifest of every point whose manifest was kept."""
+    return {str(row["point"]): manifest for row in rows if (manifest := results.manifest(row))}
 
 
 def configs(results: Results, rows: Sequence[Row]) -> dict[str, Row]:
-    """The configuration of every point whose ``config.yaml`` is there."""
-    return {str(row["point"]): results.config(row) for row in rows if (results.folder(row) / "config.yaml").is_file()}
+    """The configuration of every point whose configuration was kept."""
+    return {str(row["point"]): results.config(row) for row in rows if results.has_config(row)}
 
 
 def provenance_table(found: Mapping[str, Row], num_points: int) -> Table:
@@ -178,7 +172,7 @@ def provenance_table(found: Mapping[str, Row], num_points: int) -> Table:
     names = ("versions", "git_commit", "sources", "device", "host", "platform", "num_cores", "inputs")
     counts: dict[tuple[str, str], int] = {}
     for manifest in found.values():
-        for name, value in flat({name: manifest[name] for name in names if name in manifest}):
+        for name, value in leaves({name: manifest[name] for name in names if name in manifest}):
             counts[name, str(value)] = counts.get((name, str(value)), 0) + 1
     rows: list[list[object]] = [[name, value, count] for (name, value), count in sorted(counts.items())]
     seconds = [manifest["wall_s"] for manifest in found.values() if "wall_s" in manifest]
@@ -193,7 +187,7 @@ def provenance_table(found: Mapping[str, Row], num_points: int) -> Table:
 def config_tables(found: Mapping[str, Row]) -> list[Table]:
     """Keys that all points share, and those in which they differ."""
     flats = {
-        point: {name: value for name, value in flat(config) if not name.startswith(_CONFIG)}
+        point: {name: value for name, value in leaves(config) if not name.startswith(_CONFIG)}
         for point, config in found.items()
     }
     names = list(dict.fromkeys(name for each in flats.values() for name in each))
@@ -205,15 +199,6 @@ def config_tables(found: Mapping[str, Row]) -> list[Table]:
     if differing:
         tables.append(Table("config-differing", "Different between points: all values that occur", columns, differing))
     return tables
-
-
-def flat(content: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, object]]:
-    """Nested mappings as dotted keys."""
-    for name, value in content.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", value
 
 
 def text(value: object) -> str:
