@@ -89,16 +89,20 @@ def check_a_kill(executor: Executor, marks: Path) -> None:
 
 
 def check_a_sweep(executor: Executor) -> None:
-    """In the current folder: the summary is that of ``serial``, a kill costs its point alone, the command completes it.
+    """In the current folder: the summary is that of ``serial``."""
+    serial, other = _plans(executor, [Path(name).absolute() for name in "abcdef"])
+    assert not execute(serial, shows_progress=False).failures
+    assert not execute(other, shows_progress=False).failures
+    pd.testing.assert_frame_equal(_table(serial), _table(other), check_exact=True)
+
+
+def check_a_sweep_with_a_kill(executor: Executor) -> None:
+    """In the current folder: a kill costs its point alone, the command completes the sweep, as ``serial`` does.
 
     The points are put into few tasks, so that others share that of the killer.
     """
     flags = [Path(name).absolute() for name in "abcdef"]
-    typed = ["workload=fixed", "workload.num_requests=9", "allocator._target_=tests.executor_jobs.Deadly"]
-    typed += [f"+allocator.flag={','.join(map(str, flags))}", "system=vllm"]
-    with composer() as compose:
-        plans = [plan(compose, parse([*typed, f"name={name}"], sweep=True)) for name in ("serial", "other")]
-    serial, other = replace(plans[0], executor=Serial()), replace(plans[1], executor=executor)
+    serial, other = _plans(executor, flags)
     assert len(execute(serial, shows_progress=False).rows) == len(flags)
     flags[3].touch()
     report = execute(other, shows_progress=False)
@@ -112,6 +116,15 @@ def check_a_sweep(executor: Executor) -> None:
     assert report.num_reused == len(flags) - 1
     assert not report.failures
     pd.testing.assert_frame_equal(_table(serial), _table(other), check_exact=True)
+
+
+def _plans(executor: Executor, flags: list[Path]) -> tuple[Plan, Plan]:
+    """One sweep, for ``serial`` and for another executor; a point whose flag exists kills its process."""
+    typed = ["workload=fixed", "workload.num_requests=9", "allocator._target_=tests.executor_jobs.Deadly"]
+    typed += [f"+allocator.flag={','.join(map(str, flags))}", "system=vllm"]
+    with composer() as compose:
+        serial, other = (plan(compose, parse([*typed, f"name={name}"], sweep=True)) for name in ("serial", "other"))
+    return replace(serial, executor=Serial()), replace(other, executor=executor)
 
 
 def _table(of: Plan) -> pd.DataFrame:

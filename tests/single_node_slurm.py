@@ -35,6 +35,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=sched_interval=1,batch_sched_delay=0
 MinJobAge=60
+KillWait=2
 ReturnToService=2
 MailProg=/bin/true
 NodeName={host} NodeAddr=127.0.0.1 CPUs={num_cores} State=UNKNOWN

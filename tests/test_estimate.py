@@ -2,58 +2,113 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from kvbench.estimate import PER_POINT_S, PER_REQUEST_S, PER_SEARCH, Estimate, arrivals_s, num_requests, rule_s
+from kvbench import compiled
+from kvbench.composition import Composer, composer, parse
+from kvbench.estimate import (
+    BEAMS,
+    COMPILED,
+    MAPPED,
+    PER_SEARCH,
+    STEPPED,
+    Estimate,
+    Pace,
+    arrivals_s,
+    num_iterations,
+    num_requests,
+    pace,
+    rule_s,
+)
+from kvbench.parts import build
 from kvbench.point import Point
 
 
-def config(seed: int = 0, real: bool = False, metric: str | None = None, **workload: Any) -> dict[str, Any]:
-    runner = {"real_clock": real}
-    return {"seed": seed, "metric": metric, "runner": runner, "workload": {"seed": seed, **workload}}
+@pytest.fixture(scope="module")
+def compose() -> Iterator[Composer]:
+    with composer() as compose:
+        yield compose
 
 
-def point(**given: Any) -> Point:
-    return Point(config(**given), {}, repr(given))
+def config(compose: Composer, *typed: str) -> dict[str, Any]:
+    (settings,) = parse(list(typed), sweep=False)
+    return compose.resolve(settings).point
+
+
+def point(compose: Composer, *typed: str) -> Point:
+    return Point(config(compose, *typed), {}, repr(typed))
 
 
 @pytest.mark.parametrize(
-    ("workload", "count", "seconds"),
+    ("workload", "count", "seconds", "iterations"),
     [
-        ({"request_rate": 2.0, "duration_s": 30.0}, 60, 30),
-        ({"request_rate": 2.0, "num_requests": 40}, 40, 20),
-        ({"request_rate": 2.0, "duration_s": 30.0, "num_requests": 40}, 40, 20),
-        ({"num_requests": 7}, 7, 0),
-        ({}, 10_000, 0),
+        ({"request_rate": 2.0, "duration_s": 30.0}, 60, 30, 1000),
+        ({"request_rate": 2.0, "num_requests": 40}, 40, 20, 2000 / 3),
+        ({"request_rate": 2.0, "duration_s": 30.0, "num_requests": 40}, 40, 20, 2000 / 3),
+        ({"request_rate": 0.01, "num_requests": 3}, 3, 300, 900),  # as many as output tokens, while it idles
+        ({"num_requests": 30}, 30, 0, 1000),
+        ({}, 10_000, 0, 1e6 / 3),
     ],
 )
-def test_what_a_workload_says(workload: dict[str, Any], count: float, seconds: float) -> None:
-    assert num_requests(config(**workload)) == count
-    assert arrivals_s(config(**workload)) == seconds
+def test_what_a_workload_says(workload: dict[str, Any], count: float, seconds: float, iterations: float) -> None:
+    given = {"workload": workload, "costs": {"a_ms": 30.0}}
+    assert num_requests(given) == count
+    assert arrivals_s(given) == seconds
+    assert num_iterations(given) == pytest.approx(iterations)
 
 
-def test_the_rule_of_thumb() -> None:
-    per_request = rule_s(config(num_requests=1001)) - rule_s(config(num_requests=1))
-    assert per_request == pytest.approx(1000 * PER_REQUEST_S)
-    assert rule_s(config(num_requests=10, num_samples=4)) == pytest.approx(PER_POINT_S + 40 * PER_REQUEST_S)
-    assert rule_s(config(num_requests=1, metric="ttft_p99_s")) == pytest.approx(
-        PER_POINT_S + PER_SEARCH * PER_REQUEST_S
-    )
-    assert rule_s(config(real=True, request_rate=1.0, duration_s=60.0)) == 60
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ((), COMPILED),
+        (("system=orca_max",), COMPILED),
+        (("system=fastertransformer",), STEPPED),
+        (("scheduler.restore=swap",), STEPPED),
+        (("scheduler.victim=largest",), STEPPED),
+        (("workload.num_requests=499",), STEPPED),
+        (("workload.num_samples=2",), STEPPED),
+        (("workload.beam_width=2",), BEAMS),
+        (("workload=wmt16",), STEPPED),
+    ],
+)
+def test_the_pace_is_that_of_the_loop_that_serves_it(compose: Composer, typed: tuple[str, ...], expected: Pace) -> None:
+    given = config(compose, "workload=fixed", "workload.num_requests=500", "workload.duration_s=1e4", *typed)
+    assert pace(given) == expected
+    parts = build(given)
+    found = compiled.serve(parts.open_engine(), parts.workload.generate().requests)
+    assert (found is not None) == (expected == COMPILED)
+    assert pace(given, keeps_map=True) == MAPPED
 
 
-def test_replications_take_what_their_like_took() -> None:
-    learnt = Estimate([(point(seed=0, num_requests=5), 3.0), (point(seed=1, num_requests=5), 5.0)])
-    assert learnt.seconds(point(seed=7, num_requests=5)) == 4.0
+def test_seconds_by_the_rules_of_thumb(compose: Composer) -> None:
+    run = rule_s(config(compose))
+    assert 0 < run < 1
+    assert rule_s(config(compose, "metric=ttft_p99_s", "threshold=1", "repeats=2")) == pytest.approx(PER_SEARCH * run)
+    assert rule_s(config(compose, "scheduler.restore=swap")) > 3 * run
+    one, four = (rule_s(config(compose, "workload=alpaca", f"workload.beam_width={width}")) for width in (1, 4))
+    assert four > 20 * one
+
+
+def test_a_real_run_takes_as_long_as_its_requests_arrive(compose: Composer) -> None:
+    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    real = ("runner=cpu", "model=tiny_llama", "workload=sharegpt_scaled", "workload.duration_s=60")
+    assert rule_s(config(compose, *real, "workload.request_rate=1")) == 60
+
+
+def test_replications_take_what_their_like_took(compose: Composer) -> None:
+    learnt = Estimate([(point(compose, "seed=0"), 3.0), (point(compose, "seed=1"), 5.0)])
+    assert learnt.seconds(point(compose, "seed=7")) == 4.0
     assert learnt.source == "from 2 finished points"
 
 
-def test_others_take_what_the_rule_says_times_what_it_was_wrong_by() -> None:
-    done = point(num_requests=1000)
+def test_others_take_what_the_rules_say_times_what_they_were_wrong_by(compose: Composer) -> None:
+    done, other = point(compose), point(compose, "workload.request_rate=3")
     learnt = Estimate([(done, 7 * rule_s(done.config))])
-    other = point(num_requests=5000)
     assert learnt.seconds(other) == pytest.approx(7 * rule_s(other.config))
     assert Estimate([]).seconds(other) == rule_s(other.config)
-    assert "rule of thumb" in Estimate([]).source
+    assert "rules of thumb" in Estimate([]).source
+    mapped = Estimate([], keeps_map=True)
+    assert mapped.seconds(other) == rule_s(other.config, keeps_map=True) > 10 * rule_s(other.config)

@@ -13,7 +13,7 @@ from kvbench.core import KvbenchError
 from kvbench.executors.base import Executor
 from kvbench.executors.local import Local
 from kvbench.executors.serial import Serial
-from tests.executor_jobs import check_a_kill, check_a_sweep, process, sleep
+from tests.executor_jobs import check_a_kill, check_a_sweep_with_a_kill, process, sleep
 
 
 def test_serial_keeps_the_order_and_the_process() -> None:
@@ -41,7 +41,7 @@ def test_a_killed_worker_costs_nobody_but_the_killer(tmp_path: Path) -> None:
 
 def test_a_sweep_in_processes_is_one_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    check_a_sweep(Local(2))
+    check_a_sweep_with_a_kill(Local(2))
 
 
 def test_a_closed_run_leaves_no_process() -> None:

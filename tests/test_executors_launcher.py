@@ -10,7 +10,7 @@ from kvbench.composition import composer, parse
 from kvbench.core import KvbenchError
 from kvbench.executors.launcher import Launcher
 from kvbench.sweep import plan
-from tests.executor_jobs import check_a_sweep, process, sleep
+from tests.executor_jobs import check_a_sweep_with_a_kill, process, sleep
 
 LAUNCHERS = {
     "joblib": ["hydra.launcher.n_jobs=2"],
@@ -42,7 +42,7 @@ def test_a_sweep_of_a_launcher_is_one_in_this_process(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    check_a_sweep(launcher(name, tmp_path))
+    check_a_sweep_with_a_kill(launcher(name, tmp_path))
 
 
 def test_an_unexpected_error_comes_through(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ pytest.importorskip("ray", reason="executor=ray needs make install EXTRAS=dev,ra
 
 from kvbench.core import KvbenchError
 from kvbench.executors.ray import SETTINGS, Ray
-from tests.executor_jobs import check_a_kill, check_a_sweep, process, sleep
+from tests.executor_jobs import check_a_kill, check_a_sweep_with_a_kill, process, sleep
 from tests.single_node_slurm import free_port, wait_for
 
 pytestmark = pytest.mark.slow
@@ -59,7 +59,7 @@ def test_a_sweep_on_a_cluster_is_one_in_this_process(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    check_a_sweep(Ray(address))
+    check_a_sweep_with_a_kill(Ray(address))
 
 
 def test_a_closed_run_leaves_no_task(address: str) -> None:

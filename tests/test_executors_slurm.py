@@ -14,9 +14,10 @@ pytest.importorskip("submitit", reason="executor=slurm needs make install EXTRAS
 
 from kvbench.core import KvbenchError
 from kvbench.executors import slurm
+from kvbench.executors.launcher import Launcher
 from kvbench.executors.slurm import Slurm
 from tests import single_node_slurm
-from tests.executor_jobs import check_a_kill, check_a_sweep, process, sleep
+from tests.executor_jobs import check_a_kill, check_a_sweep, check_a_sweep_with_a_kill, process, sleep
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +43,13 @@ def test_a_killed_job_costs_nobody_but_the_killer(tmp_path: Path) -> None:
 
 def test_a_sweep_on_a_cluster_is_one_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    check_a_sweep(Slurm("slurm", patience_s=1))
+    check_a_sweep_with_a_kill(Slurm("slurm", patience_s=1))
+
+
+def test_a_sweep_of_hydra_s_launcher_is_one_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs make install EXTRAS=dev,slurm,launchers")
+    monkeypatch.chdir(tmp_path)
+    check_a_sweep(Launcher(["hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=2"], tmp_path / ".launcher"))
 
 
 def test_a_closed_run_leaves_no_job_and_a_whole_one_no_file(tmp_path: Path) -> None:
@@ -50,7 +57,7 @@ def test_a_closed_run_leaves_no_job_and_a_whole_one_no_file(tmp_path: Path) -> N
     results = executor.run(sleep, [0.0, 60.0, 60.0])
     assert next(results) == (0.0, 0.0)
     results.close()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while slurm._queued() and time.monotonic() < end:
         time.sleep(0.2)
     assert slurm._queued() == set()
