@@ -182,7 +182,8 @@ def run_part(name: str, report: Report) -> dict[str, Any]:
     process.start()
     assert process.pid is not None
     try:
-        process.join(max(report.ends_in_s(name), 0))
+        while process.is_alive() and report.ends_in_s(name) > 0:
+            process.join(min(report.ends_in_s(name), 1.0))
         is_late = process.is_alive()
     finally:
         with contextlib.suppress(ProcessLookupError):  # a group that is over, or was not made yet
