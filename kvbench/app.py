@@ -19,10 +19,11 @@ from kvbench.composition import Common, composer, groups, is_launcher, parse
 from kvbench.core import KvbenchError
 from kvbench.estimate import PER_PROCESS_S
 from kvbench.figures.experiment import draw
-from kvbench.figures.terminal import aligned
+from kvbench.figures.terminal import aligned, text
 from kvbench.metrics import METRICS
 from kvbench.results import Results
 from kvbench.runners.simulated import Simulated
+from kvbench.schema import HEADINGS
 from kvbench.sweep import Interrupted, Plan, Report, estimate, execute, finished, plan, unfinished
 
 USAGE = """\
@@ -52,26 +53,8 @@ Examples:
 Results go to results/<experiment or adhoc>/. The same command again reuses what is finished.
 """
 
-_TABLE = {
-    "normalized_latency_mean_s": "latency s/token",
-    "ttft_p50_s": "TTFT p50 s",
-    "ttft_p99_s": "TTFT p99 s",
-    "throughput_req_per_s": "requests/s",
-    "num_running_mean": "batch",
-    "token_states_pct": "token states %",
-    "free_pct": "free %",
-    "num_preemptions": "preempted",
-    "num_rejected": "rejected",
-    "stable": "stable",
-}
-"""Metrics in the table of several points, with short headings."""
-_REPEATED = {
-    "steady_normalized_latency_mean_s": "latency s/token",
-    "steady_ttft_p50_s": "TTFT p50 s",
-    "steady_ttft_p99_s": "TTFT p99 s",
-    "steady_throughput_req_per_s": "requests/s",
-}
-"""The same where points have repeats."""
+_REPEATED = ("normalized_latency_mean_s", "ttft_p50_s", "ttft_p99_s", "throughput_req_per_s")
+"""Metrics in the table of points with repeats, each between warm-up and last arrival."""
 _LABELS = (
     "panel", "system", "model", "hardware", "workload", "request_rate", "duration_s", "kv_cache_bytes", "seed",
 )  # fmt: skip
@@ -130,8 +113,8 @@ def _main(argv: list[str]) -> int:
     if arguments.shows_config:
         _print_config(planned)
         return 0
-    for capacity in planned.capacities:
-        print(f"Memory: {capacity.line()}")
+    for line in dict.fromkeys(capacity.line() for capacity in planned.capacities):
+        print(f"Memory: {line}")
     if seconds := planned.arrivals_s:
         print(f"Time: real, one point after the other; requests arrive for {seconds / 60:.1f} minutes in all.")
     if arguments.is_dry:
@@ -228,7 +211,7 @@ def _plain_table(rows: list[dict[str, Any]], results: Results) -> str:
     from kvbench.figures import replications  # brings pandas
 
     labels = [name for name in _labels(rows) if name != "seed"]
-    return replications.table(results.summary, labels, _REPEATED)
+    return replications.table(results.summary, labels, {f"steady_{name}": HEADINGS[name] for name in _REPEATED})
 
 
 def _measured_memory(planned: Plan, report: Report) -> list[str]:
@@ -256,10 +239,10 @@ def _point_table(row: dict[str, Any]) -> str:
     shown = {
         name: metric
         for name, metric in METRICS.items()
-        if not any(part in name for part in ("_iteration_", "steady_")) and (row[name] or name in _TABLE)
+        if not any(part in name for part in ("_iteration_", "steady_")) and (row[name] or name in HEADINGS)
     }
     names = {} if row["device"] == Simulated.device_name else _MEASURED
-    numbers = aligned([("metric", "value"), *((names.get(name, name), _number(row[name])) for name in shown)])
+    numbers = aligned([("metric", "value"), *((names.get(name, name), text(row[name])) for name in shown)])
     texts = aligned([("unit", "meaning"), *((each.unit, each.description) for each in shown.values())], left=2)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     lines = map("  ".join, zip(numbers.splitlines(), texts.splitlines(), strict=True))
@@ -270,27 +253,18 @@ def _table(rows: list[dict[str, Any]]) -> str:
     """Several points: what tells them apart, and the metrics most people look for."""
     labels = _labels(rows)
     unusual = {
+        "capacity_req_per_s": any(row["capacity_req_per_s"] is not None for row in rows),
         "num_rejected": any(row["num_rejected"] for row in rows),
         "stable": any(row["stable"] is False for row in rows),
     }
-    metrics = [name for name in _TABLE if unusual.get(name, True)]
-    cells = [[_number(row.get(name)) for name in (*labels, *metrics)] for row in rows[:_MAX_ROWS]]
+    metrics = [name for name in HEADINGS if unusual.get(name, True)]
+    cells = [[text(row.get(name)) for name in (*labels, *metrics)] for row in rows[:_MAX_ROWS]]
     more = f"\n... and {len(rows) - _MAX_ROWS} more in summary.csv" if len(rows) > _MAX_ROWS else ""
-    return aligned([[*labels, *(_TABLE[name] for name in metrics)], *cells], left=len(labels)) + more
+    return aligned([[*labels, *(HEADINGS[name] for name in metrics)], *cells], left=len(labels)) + more
 
 
 def _labels(rows: list[dict[str, Any]]) -> list[str]:
     return [name for name in _LABELS if name == "system" or len({row.get(name) for row in rows}) > 1]
-
-
-def _number(value: object) -> str:
-    if value is None or value != value:  # noqa: PLR0124 - NaN
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _tell_failures(planned: Plan, report: Report) -> int:

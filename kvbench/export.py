@@ -21,7 +21,7 @@ import yaml
 
 from kvbench import __version__
 from kvbench.core import KvbenchError
-from kvbench.metrics import CLASSES
+from kvbench.partition import CLASSES
 from kvbench.records import Columns
 from kvbench.results import Results, is_nothing, write_text
 

@@ -15,21 +15,12 @@ from rich.text import Text
 
 from kvbench.core import Batch, StepResult
 from kvbench.engine import Engine
+from kvbench.partition import CLASSES
 
 REFRESH_S = 0.1
 """Between two pictures, by the wall clock."""
 WINDOW_S = 10.0
 """Of the throughput, by the run's clock."""
-POOL = {
-    "token_states": ("tokens", "green"),
-    "reserved": ("reserved", "yellow"),
-    "overreserved": ("over-reserved", "red"),
-    "padding": ("padding", "magenta"),
-    "cached": ("cached", "cyan"),
-    "pinned": ("pinned", "blue"),
-    "free": ("free", "bright_black"),
-}
-"""The ledger's classes: label and colour."""
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _BAR = 56
 
@@ -126,7 +117,7 @@ class Panel:
         table.add_row("batch", Text(_sparks(self._batch_sizes), "green"))
         table.add_row("queue", Text(_sparks(self._queue_lens), "red"))
         table.add_row("", f"{self._batch_sizes[-1]:,} run, {len(scheduler.waiting):,} wait{swapped}")
-        pool = [(label, self._pool[name], color) for name, (label, color) in POOL.items() if self._pool[name]]
+        pool = [(part.label, self._pool[name], part.color) for name, part in CLASSES.items() if self._pool[name]]
         num_slots = sum(amount for _, amount, _ in pool)
         table.add_row("pool", _bar([(amount, color) for _, amount, color in pool]))
         shares = [(f"{label} {100 * amount / num_slots:.0f} %  ", color) for label, amount, color in pool]

@@ -29,14 +29,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kvbench.partition import CLASSES
 from kvbench.records import Record
 from kvbench.statistics import growth_score, has_grown, warm_up
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-
-CLASSES = ("token_states", "reserved", "overreserved", "padding", "cached", "pinned", "free")
-"""The ledger's classes, in the order in which figures stack them; in slots they sum to the pool at every iteration."""
 
 
 class Slo(NamedTuple):

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from kvbench.metrics import CLASSES, METRICS
+from kvbench.metrics import METRICS
+from kvbench.partition import CLASSES
 
 VERSION = 1
 """Of the schema; each manifest says the one it was written under. Raised when a column changes its name, its unit or
@@ -118,6 +119,21 @@ STEPS: dict[str, Column] = {
     "swap_s": Column("float64", "s", "of its seconds, waiting for blocks on their way"),
 }
 """Columns of ``steps.parquet``, one row for each iteration."""
+
+HEADINGS = {
+    "capacity_req_per_s": "capacity (requests/s)",
+    "normalized_latency_mean_s": "latency (s/token)",
+    "ttft_p50_s": "TTFT p50 (s)",
+    "ttft_p99_s": "TTFT p99 (s)",
+    "throughput_req_per_s": "requests/s",
+    "num_running_mean": "batch",
+    "token_states_pct": "token states (%)",
+    "free_pct": "free (%)",
+    "num_preemptions": "preempted",
+    "num_rejected": "rejected",
+    "stable": "stable",
+}
+"""The metrics that most people look for, as tables head them."""
 
 TABLES: dict[str, tuple[str, Mapping[str, Column]]] = {
     "summary": ("`summary.csv`: a row for each point", SUMMARY),

@@ -66,7 +66,7 @@ def test_a_terminal_is_redrawn_with_what_happens() -> None:
     middle = frames[len(frames) // 2]
     done, running = (int(word.split()[0]) for word in middle.replace("│", "").split("\n")[2:6:3])
     assert any(row[0] == done and row[1] == running for row in finished.rows)
-    tokens = int(middle.partition("tokens ")[2].split()[0])
+    tokens = int(middle.partition("token states ")[2].split()[0])
     assert tokens in {round(100 * row[2] / 400) for row in finished.rows if row[:2] == (done, running)}
     assert "throughput" in middle
     assert "simulated" in middle

@@ -13,11 +13,11 @@ from PIL import Image
 from kvbench.app import main as kvbench
 from kvbench.core import KvbenchError
 from kvbench.figures import memory_map
-from kvbench.figures.bars import Part
 from kvbench.figures.film import FRAMES_PER_S
 from kvbench.figures.memory_map import PURPOSES, SHARED, Group, colors, groups, shares, still
 from kvbench.memory_map import Purpose
 from kvbench.memory_map.__main__ import draw, main
+from kvbench.partition import Part
 from kvbench.results import Results
 from tests.test_figures import assert_nothing_is_cut, texts
 

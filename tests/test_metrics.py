@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.metrics import CLASSES, METRICS, summarize
+from kvbench.metrics import METRICS, summarize
+from kvbench.partition import CLASSES
 from kvbench.records import Record
 
 NUM_SLOTS = 100

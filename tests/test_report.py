@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from kvbench.app import main as run
 from kvbench.memory_map import Purpose, load
-from kvbench.metrics import CLASSES
 from kvbench.paper.claims import Claim, Verdict
+from kvbench.partition import CLASSES
 from kvbench.records import Columns
 from kvbench.report import __main__ as command
 from kvbench.report import page
@@ -184,7 +184,7 @@ def test_tables_read_without_javascript(results: Results, text: str) -> None:
     summary = results.summary
     assert len(rows) == len(summary) == 6
     assert [row[head.index("system")] for row in rows] == list(summary["system"])
-    latency = head.index("Latency (s/token)")
+    latency = head.index("latency (s/token)")
     for row, value in zip(rows, summary["normalized_latency_mean_s"], strict=True):
         assert float(row[latency]) == pytest.approx(value, rel=1e-3)
     assert reader.tables["claims-table"][1] == [

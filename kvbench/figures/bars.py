@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from kvbench.figures import style
+from kvbench.partition import Part
 
 MARKER = "D"
 """Of published values on bars."""
 WIDTH = 0.62
 """Of a bar; bars stand 1 apart."""
-
-
-class Part(NamedTuple):
-    """What one segment of every bar stands for."""
-
-    label: str
-    color: str
-    hatch: str = ""
-
-    @property
-    def is_dark(self) -> bool:
-        """Whether a label on it should be white."""
-        red, green, blue = (int(self.color[i : i + 2], 16) for i in (1, 3, 5))
-        return 0.299 * red + 0.587 * green + 0.114 * blue < 120
 
 
 def stack(axes: Axes, x: float, parts: Sequence[Part], heights: Sequence[float], *, labelled_from: float) -> None:

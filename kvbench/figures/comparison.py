@@ -17,7 +17,7 @@ from kvbench.figures import replications, style
 from kvbench.figures.frames import curve, footnote, value, where
 from kvbench.figures.style import Look
 from kvbench.figures.typeset import Table
-from kvbench.schema import SUMMARY
+from kvbench.schema import HEADINGS, SUMMARY
 from kvbench.statistics import Interval
 
 KEYS = (
@@ -28,16 +28,9 @@ KEYS = (
 AXES = ("request_rate", "kv_cache_bytes", "block_size", "num_samples", "beam_width")
 """Columns that may be the horizontal axis unless one is asked for: the first that takes several values in a series."""
 METRICS = {
-    "capacity_req_per_s": "capacity (requests/s)",
-    "normalized_latency_mean_s": "latency (s/token)",
-    "ttft_p50_s": "TTFT p50 (s)",
-    "ttft_p99_s": "TTFT p99 (s)",
-    "throughput_req_per_s": "requests/s",
-    "num_running_mean": "batch",
-    "token_states_pct": "token states (%)",
-    "free_pct": "free (%)",
+    name: heading for name, heading in HEADINGS.items() if name not in ("num_preemptions", "num_rejected", "stable")
 }
-"""Metrics of a table unless others are asked for, with their headings."""
+"""Metrics of a table unless others are asked for, with their headings; whether a queue grew has its own column."""
 _LOG_FROM = 30.0
 """Values that differ by more than this factor get a logarithmic axis."""
 

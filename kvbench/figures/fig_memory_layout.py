@@ -8,11 +8,11 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from kvbench.figures import bars, style
-from kvbench.figures.bars import Part
 from kvbench.figures.frames import difference, select
 from kvbench.figures.terminal import aligned
 from kvbench.paper.claims import Claim, stated
 from kvbench.paper.points import published
+from kvbench.partition import Part
 from kvbench.results import Results
 
 GB, GIB = 1e9, 2**30

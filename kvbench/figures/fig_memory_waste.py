@@ -8,21 +8,21 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvbench.figures import bars, style
-from kvbench.figures.bars import Part
 from kvbench.figures.frames import difference, footnote, other_lengths, select, systems, value, way
 from kvbench.figures.terminal import aligned
 from kvbench.paper.claims import Claim, stated
 from kvbench.paper.points import published
+from kvbench.partition import CLASSES
 from kvbench.results import Results
 
 PARTS = {
-    "token_states": Part("token states", "#009E73"),
-    "reservation": Part("reservation", "#E69F00", "\\\\\\\\"),
-    "internal": Part("internal", "#D55E00"),
-    "external": Part("external & others", "#d9d9d9", "////"),
+    "token_states": CLASSES["token_states"],
+    "reservation": CLASSES["reserved"]._replace(label="reservation"),
+    "internal": CLASSES["overreserved"]._replace(label="internal"),
+    "external": CLASSES["free"]._replace(label="external & others"),
 }
 """The paper's segments, from bottom to top."""
-CLASSES = {
+SUMS = {
     "token_states": ("token_states",),
     "reservation": ("reserved",),
     "internal": ("overreserved",),
@@ -126,7 +126,7 @@ def claims(results: Results) -> list[Claim]:
 def segments(rows: pd.DataFrame) -> dict[str, float | None]:
     """Percent of the pool, means over iterations, of every segment; None without a result."""
     found = {}
-    for name, classes in CLASSES.items():
+    for name, classes in SUMS.items():
         shares = [value(rows, f"{each}_iteration_pct") for each in classes]
         known = [share for share in shares if share is not None]
         found[name] = sum(known) if len(known) == len(shares) else None

@@ -9,12 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 
 from kvbench.figures import bars, style
-from kvbench.figures.bars import Part
 from kvbench.figures.frames import curve, footnote, obstacle, select, systems, value, where
 from kvbench.figures.limits import limited_by
 from kvbench.figures.terminal import aligned, number
-from kvbench.metrics import CLASSES
 from kvbench.paper.claims import Claim, expectation
+from kvbench.partition import CLASSES, Part
 from kvbench.results import Results
 
 THROUGHPUT = "throughput_tok_per_s"
@@ -23,16 +22,6 @@ BUDGET = "budget_seqs"
 """Column added to the summary: the pool's slots divided by the model's longest sequence."""
 SHOWN_BUDGET = 4
 """At which the ledger is drawn and the expectations are held, in longest sequences."""
-PARTS = {
-    "token_states": Part("token states", "#009E73"),
-    "reserved": Part("reserved", "#E69F00", "\\\\\\\\"),
-    "overreserved": Part("over-reserved", "#D55E00"),
-    "padding": Part("padding", "#777777"),
-    "cached": Part("cached", "#56B4E9"),
-    "pinned": Part("pinned", "#CC79A7"),
-    "free": Part("free", "#d9d9d9", "////"),
-}
-"""The ledger's classes, from bottom to top; those that hold nothing are left out."""
 EXPECTED = {"orca_max": 1.8, "orca_oracle": 1.2}
 """System -> how many times its tokens/s vLLM must reach: kvbench's own bars, fixed before the first run."""
 MODEL = "opt_125m"
@@ -137,7 +126,7 @@ def _shown_budget(summary: pd.DataFrame) -> float:
 
 def _parts(summary: pd.DataFrame) -> dict[str, Part]:
     """The classes that hold something anywhere."""
-    return {name: PARTS[name] for name in CLASSES if (value(summary, f"{name}_pct") or 0.0) > 0}
+    return {name: part for name, part in CLASSES.items() if (value(summary, f"{name}_pct") or 0.0) > 0}
 
 
 def _label(axes: Axes, summary: pd.DataFrame, label: str) -> None:

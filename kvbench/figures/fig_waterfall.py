@@ -16,13 +16,13 @@ from kvbench import ablation, bounds
 from kvbench.ablation import Corner, Step
 from kvbench.capacity import Hardware, Model
 from kvbench.figures import replications, style
-from kvbench.figures.bars import Part
 from kvbench.figures.frames import footnote, select
 from kvbench.figures.terminal import aligned
 from kvbench.metrics import METRICS
 from kvbench.paper.claims import Claim
 from kvbench.paper.curves import crossing
 from kvbench.paper.points import LatencyPanel, latency_panels
+from kvbench.partition import Part
 from kvbench.results import Results
 from kvbench.runners.simulated import NOT_COEFFICIENTS, IterationCosts
 from kvbench.statistics import Interval, paired_ratio, t_interval

@@ -20,27 +20,26 @@ from matplotlib.patches import Patch
 from numpy.typing import ArrayLike, NDArray
 
 from kvbench.figures import style
-from kvbench.figures.bars import Part
-from kvbench.figures.fig_memory_waste import PARTS
 from kvbench.figures.frames import footnote
 from kvbench.figures.terminal import aligned
 from kvbench.memory_map import MemoryMap, Purpose, load
 from kvbench.memory_map.map import FILE
 from kvbench.memory_map.recorder import PREFIX, Began, Ended
 from kvbench.paper.claims import Claim
+from kvbench.partition import CLASSES, Part
 from kvbench.records import Columns
 from kvbench.results import Results, is_nothing
 
 By = Literal["purpose", "owner"]
 SHARED = Part("tokens that several streams share", "#0072B2")
 PURPOSES = {
-    Purpose.TOKEN_STATES: Part("tokens", PARTS["token_states"].color),
-    Purpose.RESERVED: Part("reserved, will be filled", PARTS["reservation"].color),
-    Purpose.OVERRESERVED: Part("reserved, never filled (internal)", PARTS["internal"].color),
-    Purpose.PADDING: Part("rounding, never filled", "#9a86b8"),
-    Purpose.FREE: Part("free (external, if others wait)", "#ebebeb"),
+    Purpose.TOKEN_STATES: Part("tokens", CLASSES["token_states"].color),
+    Purpose.RESERVED: Part("reserved, will be filled", CLASSES["reserved"].color),
+    Purpose.OVERRESERVED: Part("reserved, never filled (internal)", CLASSES["overreserved"].color),
+    Purpose.PADDING: Part("rounding, never filled", CLASSES["padding"].color),
+    Purpose.FREE: Part("free (external, if others wait)", CLASSES["free"].color),
 }
-"""The colours of Fig. 2, with rounding apart from what is free."""
+"""Classes of the ledger, in a newcomer's words."""
 ORDER: list[Purpose | None] = [None, *list(Purpose)[1:], Purpose.FREE]
 """From bottom to top; None: shared tokens."""
 PREEMPTED = "#000000"

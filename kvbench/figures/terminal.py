@@ -1,4 +1,4 @@
-"""Tables for the terminal: plain text, columns aligned."""
+"""Tables for the terminal: plain text, columns aligned; cells as a person reads them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,17 @@ def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> str:
         for row in rows
     ]
     return "\n".join(lines)
+
+
+def text(value: object) -> str:
+    """A value as a person reads it: four digits, yes or no, a dash for what does not exist."""
+    if value is None or value != value:  # noqa: PLR0124 - NaN
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def number(value: float | None, digits: int = 3) -> str:

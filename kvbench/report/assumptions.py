@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from kvbench.report.tables import Column, Row, Table, text
+from kvbench.figures.terminal import text
+from kvbench.report.tables import Column, Row, Table
 from kvbench.results import leaves
 
 _PARTS = ("allocator", "reservation", "scheduler", "runner")

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from kvbench import __version__
 from kvbench.figures import style
 from kvbench.figures.memory_map import groups
+from kvbench.figures.terminal import text
 from kvbench.metrics import METRICS
 from kvbench.report import tables
 from kvbench.report.assumptions import assumptions_table
@@ -99,7 +100,7 @@ def _environment() -> Environment:
         loader=PackageLoader("kvbench.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["cell"] = tables.text
+    environment.filters["cell"] = text
     environment.filters["data"] = _json
     environment.tests["numeric"] = lambda value: isinstance(value, int | float)
     return environment
@@ -140,9 +141,9 @@ def _sweep(rows: Sequence[Row]) -> dict[str, Any]:
         "rows": [
             {
                 "point": row["point"],
-                "panel": tables.text(row.get("panel")),
+                "panel": text(row.get("panel")),
                 "system": row["system"],
-                "labels": [tables.text(row.get(name)) for name in labels],
+                "labels": [text(row.get(name)) for name in labels],
                 "x": [row.get(name) for name in axes],
                 "y": [_short(row.get(name)) for name in metrics],
             }
@@ -170,7 +171,7 @@ def _runs(results: Results, rows: Sequence[Row]) -> tuple[list[dict[str, Any]], 
     for row in kept:
         if (content := run_content(results, row, _RUNS_BYTES // len(kept))) is None:
             continue
-        more = [f"{name.replace('_', ' ')} {tables.text(row[name])}" for name in labels if row.get(name) is not None]
+        more = [f"{name.replace('_', ' ')} {text(row[name])}" for name in labels if row.get(name) is not None]
         label = ", ".join([looks[str(row["system"])].label, *more])
         found.append({"point": row["point"], "label": label, "key": f"run-{len(found)}", "content": content})
     notes = []

@@ -9,7 +9,7 @@ import numpy as np
 from kvbench.figures import style
 from kvbench.figures.memory_map import PURPOSES, SHARED, WAIT, Group, Mapped
 from kvbench.memory_map import Purpose
-from kvbench.metrics import CLASSES
+from kvbench.partition import CLASSES
 from kvbench.records import Columns
 from kvbench.report.packing import packed, size
 from kvbench.report.tables import Row
@@ -18,10 +18,7 @@ from kvbench.results import Results
 
 _MOST_BUCKETS, _FEWEST_BUCKETS = 6000, 100
 _FEWEST_REQUESTS = 100
-_OTHER_COLORS = {"cached": "#56B4E9", "pinned": "#CC79A7"}
 _NEVER = -1.0
-
-CLASS_COLORS = {purpose.name.lower(): PURPOSES[purpose].color for purpose in Purpose} | _OTHER_COLORS
 
 
 def run_content(results: Results, row: Row, max_bytes: int) -> dict[str, Any] | None:
@@ -104,7 +101,7 @@ def map_size(content: dict[str, Any]) -> int:
 def palette() -> dict[str, Any]:
     """The colours of the figures, for charts and maps."""
     return {
-        "classes": CLASS_COLORS,
+        "classes": {name: part.color for name, part in CLASSES.items()},
         "purposes": [{"label": PURPOSES[each].label, "color": PURPOSES[each].color} for each in Purpose],
         "shared": {"label": SHARED.label, "color": SHARED.color},
         "wait": WAIT,

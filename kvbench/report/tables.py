@@ -9,8 +9,10 @@ from typing import Any
 import pandas as pd
 
 from kvbench.core import KvbenchError
+from kvbench.figures.terminal import text
 from kvbench.metrics import METRICS
 from kvbench.results import POINT_COLUMNS, Results, leaves
+from kvbench.schema import HEADINGS
 
 Row = dict[str, Any]
 MAX_ROWS = 2000
@@ -22,19 +24,6 @@ LABELS = (
     "runner", "device", "duration_s", "kv_cache_bytes", "metric", "threshold", "seed", "repeat",
 )  # fmt: skip
 """Columns that may tell points apart."""
-SHOWN = {
-    "normalized_latency_mean_s": "Latency (s/token)",
-    "ttft_p50_s": "TTFT p50 (s)",
-    "ttft_p99_s": "TTFT p99 (s)",
-    "throughput_req_per_s": "Throughput (requests/s)",
-    "num_running_mean": "Batch (requests)",
-    "token_states_pct": "Token states (%)",
-    "free_pct": "Free (%)",
-    "num_preemptions": "Preempted",
-    "num_rejected": "Rejected",
-    "stable": "Stable",
-}
-"""Metrics in the table of results, with its headings."""
 _CONFIG = ("choices",)
 """Of a configuration, what repeats the rest."""
 
@@ -90,9 +79,9 @@ def labels_of(rows: Sequence[Row]) -> list[str]:
 def results_table(rows: Sequence[Row]) -> Table:
     """One row for each point: what tells it apart, and the metrics that most people look for."""
     labels = labels_of(rows)
-    metrics = [name for name in SHOWN if any(row.get(name) is not None for row in rows)]
+    metrics = [name for name in HEADINGS if any(row.get(name) is not None for row in rows)]
     columns = [Column(name.replace("_", " "), is_number=_is_numeric(rows, name)) for name in labels]
-    columns += [Column(SHOWN[name], _meaning(name), _is_numeric(rows, name)) for name in metrics]
+    columns += [Column(HEADINGS[name], _meaning(name), _is_numeric(rows, name)) for name in metrics]
     kept = rows[:MAX_ROWS]
     return Table(
         "results-table",
@@ -199,19 +188,6 @@ def config_tables(found: Mapping[str, Row]) -> list[Table]:
     if differing:
         tables.append(Table("config-differing", "Different between points: all values that occur", columns, differing))
     return tables
-
-
-def text(value: object) -> str:
-    """A cell as a person reads it."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.4g}"
-    return str(value)
 
 
 def _plain(value: Any) -> object:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.metrics import CLASSES
+from kvbench.partition import CLASSES
 from kvbench.records import Columns
 
 Floats = NDArray[np.float64]
