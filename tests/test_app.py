@@ -121,6 +121,10 @@ def test_a_dry_run_lists_what_is_left_and_runs_nothing(capsys: pytest.CaptureFix
     assert said([*sweep, "--dry-run"], capsys).endswith("3 are finished and 0 would run.\n")
 
 
+def test_equal_memory_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(["-m", "system=vllm,orca_max", *FAST, "--dry-run"], capsys).count("Memory: ") == 1
+
+
 def test_one_of_hydra_s_launchers_runs_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     sweep = ["-m", *FAST[:-1], "workload.request_rate=1,2"]
     assert "Results: results/adhoc" in said([*sweep, "hydra/launcher=basic"], capsys)
@@ -305,6 +309,25 @@ def test_ctrl_c_stops_cleanly(clone: Path) -> None:
     assert error.startswith("kvbench: interrupted with ")
     assert error.rstrip().endswith("of 6 points finished; the same command resumes")
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_goes_on_where_it_was(clone: Path) -> None:
+    """Five searches of a second each; those that are done are not searched again."""
+    search = ["+experiment=capacity", "system=vllm", "scheduler.restore=swap", "workload.duration_s=200", "repeats=5"]
+    process = start(*search, "executor.num_workers=2", package=clone)
+    wait_for(lambda: finished("results/capacity"))
+    os.killpg(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert re.fullmatch(r"kvbench: interrupted with \d of 5 points finished; the same command resumes\n", error)
+    kept = {path: path.stat().st_mtime_ns for path in finished("results/capacity")}
+    assert 0 < len(kept) < 5
+    output, error = start(*search, "executor=serial", package=clone).communicate(timeout=120)
+    assert error == ""
+    assert f"Finished before: {len(kept)} of 5 points." in output
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert [float(row["capacity_req_per_s"]) > 0 for row in rows("results/capacity")] == [True] * 5
 
 
 def test_changed_sources_are_never_answered_from_old_results(clone: Path, tmp_path: Path) -> None:
