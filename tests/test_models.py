@@ -25,7 +25,7 @@ transformers = pytest.importorskip("transformers")
 
 from kvbench.models import describe, dtypes, llama2c  # noqa: E402  (they import torch)
 from kvbench.models.families import check_supported, config_of, half_split  # noqa: E402
-from kvbench.models.loading import LoadedModel, load  # noqa: E402
+from kvbench.models.loading import LoadedModel, load, read_tokenizer  # noqa: E402
 
 CONF = Path(__file__).resolve().parent.parent / "conf" / "model"
 NAMES = sorted(path.stem for path in CONF.glob("*.yaml"))
@@ -155,10 +155,11 @@ def test_a_seed_gives_one_model_in_every_dtype(name: str) -> None:
     for (key, full), rounded in zip(first.model.named_parameters(), half.model.parameters(), strict=True):
         assert torch.equal(full.bfloat16(), rounded), key
         assert not full.requires_grad
-    assert half.weights_bytes * 2 == first.weights_bytes == 4 * first.shapes.num_parameters
+    half_bytes, full_bytes = (sum(each.nbytes for each in loaded.model.parameters()) for loaded in (half, first))
+    assert half_bytes * 2 == full_bytes == 4 * first.shapes.num_parameters
     assert not first.model.training
-    assert (first.tokenizer, first.stop_token_ids, first.bos_token_id) == (None, (), None)
-    assert first.source == "random weights, seed 0"
+    assert first.stop_token_ids == ()
+    assert read_tokenizer(first.shapes) is None
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -245,7 +246,8 @@ def folder(tmp_path: Path) -> Path:
 def test_a_saved_folder(folder: Path) -> None:
     loaded = load(shapes("tiny_llama", weights=str(folder), max_model_len=100))
     assert torch.equal(logits(loaded.model), logits(load(shapes("tiny_llama"), seed=3).model))
-    assert (loaded.stop_token_ids, loaded.tokenizer, loaded.source) == ((7,), None, str(folder))
+    assert loaded.stop_token_ids == (7,)
+    assert read_tokenizer(loaded.shapes) is None
     assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
     half = load(shapes("tiny_llama", weights=str(folder), dtype="bfloat16"))
     assert half.model.dtype == torch.bfloat16
@@ -256,13 +258,15 @@ def test_the_tokenizer_of_a_folder(folder: Path) -> None:
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(folder)
-    loaded = load(shapes("tiny_llama", weights=str(folder)))
-    assert loaded.tokenizer is not None
-    assert loaded.tokenizer("b a c")["input_ids"] == [1, 0, 2]
+    asked = shapes("tiny_llama", weights=str(folder))
+    tokenizer = read_tokenizer(asked)
+    assert tokenizer is not None
+    assert tokenizer("b a c")["input_ids"] == [1, 0, 2]
     (folder / "tokenizer.json").write_text("{", encoding="utf-8")
     (folder / "tokenizer_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(KvbenchError, match=f"model.weights={folder} cannot be loaded"):
-        load(shapes("tiny_llama", weights=str(folder)))
+        read_tokenizer(asked)
+    load(asked)  # a run needs none
 
 
 @pytest.mark.parametrize(
@@ -434,7 +438,8 @@ def test_llama2c_files(tmp_path: Path, is_tied: bool) -> None:
     asked = shapes("tiny_llama", hf_config=hf_config, num_parameters=num_parameters, weights=str(file))
     loaded = load(asked)
     assert torch.equal(logits(loaded.model), logits(model))
-    assert (loaded.tokenizer, loaded.stop_token_ids, loaded.bos_token_id) == (None, (2,), 1)
+    assert (loaded.stop_token_ids, loaded.model.config.bos_token_id) == ((2,), 1)
+    assert read_tokenizer(asked) is None
     assert describe.describe(str(file))["num_parameters"] == num_parameters
     with pytest.raises(KvbenchError, match="num_heads=2, but"):
         load(replace(asked, num_heads=2))
@@ -465,12 +470,13 @@ def stories(data_file: Callable[[str], Path]) -> Model:
 def test_stories260k_generates_its_golden_tokens(data_file: Callable[[str], Path]) -> None:
     golden = json.loads(data_file("stories260K/greedy_256_ids.json").read_text(encoding="utf-8"))
     loaded = load(stories(data_file))
-    assert loaded.bos_token_id == golden["bos"]
+    assert loaded.model.config.bos_token_id == golden["bos"]
     tokens = greedy(loaded, torch.tensor([[golden["bos"]]]), golden["steps"])
     assert len(tokens) == 256
     assert tokens == golden["token_ids"]
-    assert loaded.tokenizer is not None
-    assert str(loaded.tokenizer.decode(tokens)).startswith("Once upon a time, there was a little girl named Lily.")
+    tokenizer = read_tokenizer(loaded.shapes)
+    assert tokenizer is not None
+    assert str(tokenizer.decode(tokens)).startswith("Once upon a time, there was a little girl named Lily.")
 
 
 def test_the_yaml_of_stories260k_finds_its_file() -> None:
@@ -593,9 +599,10 @@ def test_gguf_files(tmp_path: Path, is_tied: bool) -> None:
     exact = loaded.model.get_parameter("model.layers.1.self_attn.k_proj.weight")
     assert torch.equal(exact, model.get_parameter("model.layers.1.self_attn.k_proj.weight"))
     assert loaded.stop_token_ids == (4,)
-    assert loaded.tokenizer is not None
+    tokenizer = read_tokenizer(loaded.shapes)
+    assert tokenizer is not None
     chat = [{"role": "user", "content": "ab a"}]
-    assert loaded.tokenizer.apply_chat_template(chat, return_dict=False) == [2, 3, 0, 4]
+    assert tokenizer.apply_chat_template(chat, return_dict=False) == [2, 3, 0, 4]
     assert describe.describe(str(file))["num_parameters"] == asked.num_parameters
 
 
@@ -608,11 +615,6 @@ def test_gguf_files(tmp_path: Path, is_tied: bool) -> None:
         ({"llama.block_count": 1}, "num_layers=2, but model.weights=.* has 1"),
         ({"llama.rope.freq_base": 5.0}, "hf_config.rope_theta=10000, but .* has 5.0"),
         ({"extra_weight": "rope_freqs.weight"}, r"the weight rope_freqs.weight is \(4,\), the model has no such"),
-        (
-            {"tokenizer.ggml.model": "llama"},
-            "of kind llama, gpt-2; supported are gpt2 with gpt-2 or smollm",
-        ),
-        ({"tokenizer.ggml.pre": "tekken"}, "of kind gpt2, tekken"),
     ],
 )
 def test_gguf_files_that_are_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
@@ -621,6 +623,22 @@ def test_gguf_files_that_are_refused(tmp_path: Path, changes: dict[str, Any], sa
     write_gguf(file, load(shapes("tiny_llama")).model, **changes)
     with pytest.raises(KvbenchError, match=says):
         load(shapes("tiny_llama", weights=str(file), hf_config=hf_config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"tokenizer.ggml.model": "llama"}, "of kind llama, gpt-2; supported are gpt2 with gpt-2 or smollm"),
+        ({"tokenizer.ggml.pre": "tekken"}, "of kind gpt2, tekken"),
+    ],
+)
+def test_a_gguf_file_runs_without_its_tokenizer(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(file, load(shapes("tiny_llama")).model, **changes)
+    asked = shapes("tiny_llama", weights=str(file), hf_config={"rope_theta": 10000, "rms_norm_eps": 1e-5})
+    load(asked)
+    with pytest.raises(KvbenchError, match=says):
+        read_tokenizer(asked)
 
 
 def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
@@ -646,13 +664,14 @@ def test_smollm2_knows_the_capital_of_france() -> None:
     except KvbenchError as absent:
         pytest.skip(str(absent))
     loaded = load(asked)
-    assert loaded.tokenizer is not None
+    tokenizer = read_tokenizer(loaded.shapes)
+    assert tokenizer is not None
     chat = [{"role": "user", "content": "What is the capital of France?"}]
-    ids = loaded.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     *answer, stop = greedy(loaded, torch.tensor([ids]), 16)
-    assert loaded.tokenizer.decode(answer) == "The capital of France is Paris."
+    assert tokenizer.decode(answer) == "The capital of France is Paris."
     assert (stop,) == loaded.stop_token_ids
-    assert loaded.tokenizer.decode(loaded.tokenizer(TEXT)["input_ids"]) == TEXT
-    assert loaded.tokenizer.convert_ids_to_tokens(loaded.tokenizer("it's 2024")["input_ids"]) == [
+    assert tokenizer.decode(tokenizer(TEXT)["input_ids"]) == TEXT
+    assert tokenizer.convert_ids_to_tokens(tokenizer("it's 2024")["input_ids"]) == [
         "it", "'s", "\u0120", "2", "0", "2", "4",
     ]  # fmt: skip

@@ -19,24 +19,13 @@ class LoadedModel:
 
     Attributes:
         model: a Hugging Face causal language model of one of ``kvbench.models.families.FAMILIES``.
-        tokenizer: None where the weights bring none, as random ones do.
         shapes: as configured, with ``dtype`` resolved.
         stop_token_ids: tokens after which the model has nothing to say; none for random weights.
-        bos_token_id: what its texts begin with, if with anything.
-        source: where the weights come from, one phrase for tables.
     """
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase | None
     shapes: Model
     stop_token_ids: tuple[int, ...]
-    bos_token_id: int | None
-    source: str
-
-    @property
-    def weights_bytes(self) -> int:
-        """What the parameters take, tied ones once."""
-        return sum(parameter.nbytes for parameter in self.model.parameters())
 
 
 def load(shapes: Model, *, device: str = "cpu", seed: int = 0) -> LoadedModel:
@@ -48,18 +37,28 @@ def load(shapes: Model, *, device: str = "cpu", seed: int = 0) -> LoadedModel:
         seed: of random weights.
 
     Raises:
-        KvbenchError: weights that are not there or not complete, an unsupported family, tokenizer or dtype, or shapes
+        KvbenchError: weights that are not there or not complete, an unsupported family or dtype, or shapes
             that the weights do not have.
     """
     source = sources.find(shapes.weights)
     shapes = replace(shapes, dtype=dtypes.resolve(shapes.dtype, device))
-    if source.kind == "random":
-        model, tokenizer = initial.build(shapes, device, seed), None
-    else:
-        model, tokenizer = _read(source, shapes, device)
+    model = initial.build(shapes, device, seed) if source.kind == "random" else _read(source, shapes, device)
     families.check_num_parameters(shapes, model)
-    phrase = f"random weights, seed {seed}" if source.kind == "random" else shapes.weights
-    return LoadedModel(model, tokenizer, shapes, _stop_token_ids(model), model.config.bos_token_id, phrase)
+    return LoadedModel(model, shapes, _stop_token_ids(model))
+
+
+def read_tokenizer(shapes: Model) -> PreTrainedTokenizerBase | None:
+    """The tokenizer that lies with a model's weights; None where there is none. A run needs only tokens' numbers.
+
+    Raises:
+        KvbenchError: it is of an unsupported kind, or cannot be read.
+    """
+    source = sources.find(shapes.weights)
+    if source.path is not None and source.kind == "gguf":
+        return GGUF(source.path).tokenizer()
+    if source.path is not None and source.kind == "llama2c":
+        return llama2c.read_tokenizer(source.path, shapes.vocab_size)
+    return None if source.kind == "random" else pretrained.read_tokenizer(source)
 
 
 def read_config(source: sources.Source) -> PreTrainedConfig:
@@ -80,19 +79,18 @@ def _stop_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
     return (stops,) if isinstance(stops, int) else tuple(stops)
 
 
-def _read(source: sources.Source, shapes: Model, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+def _read(source: sources.Source, shapes: Model, device: str) -> PreTrainedModel:
     dtype = dtypes.torch_dtype(shapes.dtype)
     if source.path is not None and source.kind == "gguf":
         file = GGUF(source.path)
         stated = file.config()
         families.check_shapes(shapes, stated)
-        return file.model(stated, dtype, device), file.tokenizer()
+        return file.model(stated, dtype, device)
     if source.path is not None and source.kind == "llama2c":
         header = llama2c.read_config(source.path)
         families.check_shapes(shapes, header)
-        model = llama2c.read_model(source.path, header, dtype, device)
-        return model, llama2c.read_tokenizer(source.path, shapes.vocab_size)
+        return llama2c.read_model(source.path, header, dtype, device)
     config = pretrained.read_config(source)
     families.check_supported(config, f"model.weights={shapes.weights}")
     families.check_shapes(shapes, config)
-    return pretrained.read_model(source, config, dtype, device), pretrained.read_tokenizer(source)
+    return pretrained.read_model(source, config, dtype, device)
