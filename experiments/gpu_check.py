@@ -40,7 +40,7 @@ import tarfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -301,6 +301,7 @@ def _each(report: Report, shapes: list[Shape]) -> Iterator[dict[str, float] | st
         return
     workers = max(1, min(8, (os.cpu_count() or 1) // 2))
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    pending: set[Future[dict[str, float] | str]] = set()
     try:
         pending = {pool.submit(check_shape, options.device, options.tiny, shape) for shape in shapes}
         while pending and report.left_s("kernels") > 0:

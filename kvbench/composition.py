@@ -6,6 +6,7 @@ combination of group choices; values are then set on a copy.
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -76,6 +77,7 @@ class Common:
     data_dir: str
     kv_cache_bytes: float | None
     kv_cache_seqs: float | None
+    swap_space_bytes: float | None
     measure_from_s: float
     measure_to_s: float | None
     slo_ttft_s: float | None
@@ -94,10 +96,7 @@ class Common:
             raise KvbenchError(f"trial={self.trial} is negative; give 0 or more")
         if self.repeats < 1:
             raise KvbenchError(f"repeats={self.repeats} runs nothing; give 1 or more")
-        if self.kv_cache_seqs is not None and not self.kv_cache_seqs > 0:
-            raise KvbenchError(f"kv_cache_seqs={self.kv_cache_seqs} holds no sequence; give a number above 0")
-        if self.kv_cache_seqs is not None and self.kv_cache_bytes is not None:
-            raise KvbenchError("kv_cache_bytes and kv_cache_seqs both size the KV pool; give one of them")
+        self._check_memory()
         if not self.measure_from_s >= 0:
             raise KvbenchError(f"measure_from_s={self.measure_from_s} is no time of the run; give 0 or more")
         if self.measure_to_s is not None and not self.measure_to_s > self.measure_from_s:
@@ -111,6 +110,14 @@ class Common:
         if self.memory_map and self.records != "full":
             raise KvbenchError("memory_map=true needs the times of steps.parquet: leave records= at full")
         self._check_search()
+
+    def _check_memory(self) -> None:
+        if self.kv_cache_seqs is not None and not self.kv_cache_seqs > 0:
+            raise KvbenchError(f"kv_cache_seqs={self.kv_cache_seqs} holds no sequence; give a number above 0")
+        if self.kv_cache_seqs is not None and self.kv_cache_bytes is not None:
+            raise KvbenchError("kv_cache_bytes and kv_cache_seqs both size the KV pool; give one of them")
+        if self.swap_space_bytes is not None and not 0 <= self.swap_space_bytes < math.inf:
+            raise KvbenchError(f"swap_space_bytes={self.swap_space_bytes} is no size; give 0 for none, or more")
 
     def _check_search(self) -> None:
         if (self.metric is None) != (self.threshold is None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from kvbench.capacity import (
     COMPUTED,
     ESTIMATED,
     MAX_BATCHED_TOKENS,
+    SWAP_SPACE_BYTES,
     Capacity,
     Footprint,
     capacity_of,
@@ -21,6 +23,7 @@ from kvbench.capacity import (
     measured,
     model_of,
     usable_bytes,
+    with_swap_space,
 )
 from kvbench.clock import VirtualClock, WallClock
 from kvbench.core import KvbenchError, Request
@@ -66,7 +69,9 @@ def build(config: Mapping[str, Any], capacity: Capacity | None = None) -> Parts:
     capacity = capacity or _planned(config)
     if config["metric"] is not None:
         _check_searchable(config)
-    allocator = instantiate(config["allocator"], "allocator", num_slots=capacity.num_slots)
+    allocator = _allocator(config, capacity)
+    can_swap = Ability.SWAP in allocator.abilities
+    capacity = replace(capacity, swap_space_bytes=allocator.host_slots * capacity.bytes_per_slot if can_swap else 0)
     reservation = instantiate(config["reservation"], "reservation")
     scheduler = instantiate(config["scheduler"], "scheduler", allocator=allocator, reservation=reservation)
     workload = instantiate_workload(config)
@@ -81,6 +86,17 @@ def build(config: Mapping[str, Any], capacity: Capacity | None = None) -> Parts:
 def serve(engine: Engine, requests: Seq[Request]) -> Record:
     """Serve all requests: by the compiled loop where it can, which gives the same records, else step by step."""
     return compiled.serve(engine, requests) or step_by_step(engine, requests)
+
+
+def _allocator(config: Mapping[str, Any], capacity: Capacity) -> Allocator:
+    """Over the pool, and over a host pool of ``swap_space_bytes`` if it takes one."""
+    node, given = config["allocator"], {"num_slots": capacity.num_slots}
+    if isinstance(node, Mapping) and isinstance(node.get("_target_"), str):
+        taken = inspect.signature(locate(node["_target_"], "allocator")).parameters
+        if "host_slots" in taken:
+            given["host_slots"] = capacity.swap_space_bytes // capacity.bytes_per_slot
+    allocator: Allocator = instantiate(node, "allocator", **given)
+    return allocator
 
 
 def _check_searchable(config: Mapping[str, Any]) -> None:
@@ -118,14 +134,20 @@ def inputs_of(config: Mapping[str, Any], workload: Workload) -> dict[str, str]:
 def _planned(config: Mapping[str, Any]) -> Capacity:
     """The capacity report before anything is loaded: of a real run whose pool is not given, an estimate."""
     planned = capacity_of(config)
-    return replace(planned, source=ESTIMATED) if is_real(config) and planned.source == COMPUTED else planned
+    given, most = config.get("swap_space_bytes"), planned.kv_cache_bytes
+    if is_real(config):
+        most = min(most, planned.num_gpus * SWAP_SPACE_BYTES)
+        if planned.source == COMPUTED:
+            planned = replace(planned, source=ESTIMATED)
+    return replace(planned, swap_space_bytes=most if given is None else int(given))
 
 
 def capacity_now(config: Mapping[str, Any]) -> Capacity:
     """The capacity report of a point that is about to run.
 
-    That of a real run respects what the machine can give now. Where the pool's size is not given, the model is loaded
-    and its largest iteration profiled (the runner's ``measured_by``); the pool is what they leave.
+    That of a real run respects what the machine can give now, of the host's memory for what is swapped out too. Where
+    the pool's size is not given, the model is loaded and its largest iteration profiled (the runner's ``measured_by``);
+    the pool is what they leave.
 
     Raises:
         KvbenchError: too little memory, said before anything large is allocated, or what loading the model raises.
@@ -135,8 +157,13 @@ def capacity_now(config: Mapping[str, Any]) -> Capacity:
         return planned
     usable = _usable_bytes(config["runner"].get("usable_by"), planned.num_gpus)
     check_fits(planned, usable)
-    if planned.source != ESTIMATED:
-        return planned
+    found = planned if planned.source != ESTIMATED else _measured(config, planned, usable)
+    has_own_memory = config["runner"].get("usable_by") is not None
+    return with_swap_space(found, config.get("swap_space_bytes"), usable_bytes(), pinned=has_own_memory)
+
+
+def _measured(config: Mapping[str, Any], planned: Capacity, usable: int) -> Capacity:
+    """What a loaded model leaves. Raises KvbenchError as ``capacity_now``."""
     runner, scheduler, model = config["runner"], config["scheduler"], model_of(config)
     if runner.get("measured_by") is None:
         raise KvbenchError("runner.measured_by names nothing that measures; give kv_cache_bytes= or kv_cache_seqs=")

@@ -512,7 +512,7 @@ def test_wrong_swaps() -> None:
     with pytest.raises(ValueError, match="'A' holds slots already"):
         paged.allocate("A", 4)
     assert paged.usage() == Usage(4, 36, 36, swapped=4)
-    with pytest.raises(KvbenchError, match=r"there is no host pool; set allocator\.host_slots to a block or more"):
+    with pytest.raises(KvbenchError, match="there is no host pool; give swap_space_bytes= of a block or more"):
         Paged(40, 4, host_slots=3).swap_out([])
 
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from kvbench.capacity import (
+    GIB,
     Capacity,
     Footprint,
     Hardware,
@@ -23,6 +24,7 @@ from kvbench.capacity import (
     memory_bytes,
     session_len,
     usable_bytes,
+    with_swap_space,
 )
 from kvbench.composition import CONF
 from kvbench.core import KvbenchError
@@ -211,6 +213,47 @@ def test_what_does_not_fit_is_refused_with_every_number() -> None:
     assert len(lines) == 2
     assert "needs 35.39 GiB: weights 23.94 GiB, activations 0.48 GiB, reserve 2.97 GiB, KV cache 8.00 GiB" in lines[0]
     assert "30.00 GiB of 39.39 GiB are free now; lower kv_cache_bytes= or kv_cache_seqs=" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("pool_gib", "num_gpus", "free_gib", "pinned", "swap_gib"),
+    [
+        (100, 1, 1000, True, 4),  # as vLLM's swap_space
+        (100, 4, 1000, True, 16),
+        (1, 1, 1000, True, 1),  # no more than the pool
+        (100, 1, 6, True, 3),  # pinning may take twice as much
+        (5, 1, 64, False, 4),  # beside weights of 23.94 and activations of 0.48 GiB, of 39.39 in all
+        (12, 1, 64, False, 2.96),
+        (12, 1, 30, False, 0),
+    ],
+)
+def test_swap_space_that_is_not_given_is_capped(
+    pool_gib: float, num_gpus: int, free_gib: float, pinned: bool, swap_gib: float
+) -> None:
+    pool = replace(report("opt_13b", pool_gib * GIB), num_gpus=num_gpus)
+    found = with_swap_space(pool, None, int(free_gib * GIB), pinned=pinned)
+    assert found.swap_space_bytes / GIB == pytest.approx(swap_gib, abs=0.01)
+    assert ("; swap space" in found.line()) is (0 < swap_gib < pool_gib)
+    assert replace(found, swap_space_bytes=0) == pool
+
+
+@pytest.mark.parametrize(
+    ("given", "free_gib", "pinned", "why"),
+    [
+        (64e9, 32, True, r"swap_space_bytes=64000000000: 59\.60 GiB \(64\.00 GiB when it is pinned\) of the host's"),
+        (64e9, 63, True, r"but 63\.00 GiB are left; lower it, or give 0 to compute again"),
+        (4 * GIB, 30, False, r"swap_space_bytes=4294967296: 4\.00 GiB of the host's .* 0\.58 GiB are left"),
+    ],
+)
+def test_swap_space_that_the_host_does_not_have_is_refused_in_one_line(
+    given: float, free_gib: int, pinned: bool, why: str
+) -> None:
+    pool = report("opt_13b", 5 * GIB)
+    with pytest.raises(KvbenchError, match=why) as refused:
+        with_swap_space(pool, given, free_gib * GIB, pinned=pinned)
+    assert "\n" not in str(refused.value)
+    assert with_swap_space(pool, given, 1000 * GIB, pinned=True).swap_space_bytes == given
+    assert with_swap_space(pool, 0, 0, pinned=pinned).swap_space_bytes == 0
 
 
 @pytest.fixture

@@ -68,6 +68,44 @@ def test_a_key_identifies_what_decides_the_numbers(config: Callable[..., Config]
         assert other.key != base.key
 
 
+def test_swap_space_becomes_the_host_pool(config: Callable[..., Config]) -> None:
+    """A simulated run's is as large as its pool, a real one's no larger than 4 GiB; an allocator may have none."""
+    local = ["runner=cpu", "model=opt_13b", "hardware.gpu_memory_bytes=1000000000000"]
+    for overrides, host_bytes in (
+        ([], 15_728 * 819_200),  # Table 1 of the paper
+        (["swap_space_bytes=1e9"], 1220 * 819_200),
+        (["swap_space_bytes=0"], 0),
+        (["swap_space_bytes=100"], 0),  # less than a block
+        (["system=orca_max", "swap_space_bytes=1e9"], 0),
+        ([*local, "kv_cache_bytes=8e9"], 2**32 // 1_638_400 * 1_638_400),
+        ([*local, "kv_cache_bytes=3e9"], 3 * 10**9 // 1_638_400 * 1_638_400),
+        ([*local, "kv_cache_bytes=3e9", "swap_space_bytes=9e9"], 9 * 10**9 // 1_638_400 * 1_638_400),
+    ):
+        parts = build(config(*overrides))
+        allocator, capacity = parts.scheduler.allocator, parts.capacity
+        assert capacity.swap_space_bytes == host_bytes
+        assert allocator.host_slots == host_bytes // capacity.bytes_per_slot
+    for overrides, why in (
+        (["swap_space_bytes=-1"], "swap_space_bytes=-1"),
+        (["swap_space_bytes=0", "scheduler.restore=swap"], "swap_space_bytes= of a block or more"),
+        (["+allocator.host_slots=10"], r"allocator\.host_slots is set by kvbench itself"),
+    ):
+        with pytest.raises(KvbenchError, match=why):
+            build(config(*overrides))
+
+
+def test_what_finds_no_room_in_the_host_pool_is_computed_again(config: Callable[..., Config], tmp_path: Path) -> None:
+    overrides = ["workload.request_rate=1000", "kv_cache_bytes=4e8", "scheduler.restore=swap", "repeats=1"]
+    overrides += ["workload.lengths.prompt_len=100", "workload.lengths.output_len=100"]
+    rows = [
+        finished(run(task(config(*overrides, f"swap_space_bytes={size}"), tmp_path))) for size in ("null", 3e8, 1.2e8)
+    ]
+    assert [row["num_requests"] - row["num_rejected"] for row in rows] == 3 * [20]
+    assert rows[0]["recomputed_tokens"] == 0 < rows[0]["swapped_out_bytes"]
+    assert 0 < rows[2]["swapped_out_bytes"] < rows[0]["swapped_out_bytes"]
+    assert rows[2]["recomputed_tokens"] > 0
+
+
 def test_a_key_does_not_depend_on_where_things_lie(config: Callable[..., Config]) -> None:
     base = identify(config("workload=sharegpt"), {})
     for overrides in (["records=summary"], ["data_dir=elsewhere"], ["name=x"], ["executor=serial"], ["results_dir=y"]):

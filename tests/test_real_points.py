@@ -160,6 +160,16 @@ def test_too_little_memory_is_refused_before_a_model_is_loaded(
     assert ("lower kv_cache_bytes=" in error[1]) is sized
 
 
+def test_swap_space_that_is_not_there_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvbench.parts.usable_bytes", lambda: 10 * 2**30)
+    assert main([*TINY, "swap_space_bytes=2e10", f"results_dir={tmp_path}"]) == 1
+    error = [line for line in capsys.readouterr().err.splitlines() if "point/s" not in line and "it/s" not in line]
+    assert len(error) == 1
+    assert "swap_space_bytes=20000000000: 18.63 GiB of the host's memory" in error[0]
+
+
 def test_a_system_that_does_not_tell_asks_for_the_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("kvbench.runners.footprint._STATUS", tmp_path / "none")
     with pytest.raises(KvbenchError, match="give the size of the KV pool"):
@@ -171,7 +181,7 @@ def test_the_peak_is_what_was_touched_at_once() -> None:
         for _ in range(3):
             np.ones(2**23)
 
-    assert 2**26 <= peak_bytes(work) < 2**26 + 2**24
+    assert 2**26 - 2**20 < peak_bytes(work) < 2**26 + 2**24  # Linux adds up what each CPU counted some time later
 
 
 def test_a_manifest_says_what_computed(tmp_path: Path) -> None:

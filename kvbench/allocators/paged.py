@@ -36,7 +36,7 @@ class Paged:
             )
         host_slots = num_slots if host_slots is None else host_slots
         if host_slots < 0:
-            raise KvbenchError(f"allocator.host_slots={host_slots} is below 0; give 0 for no host pool")
+            raise KvbenchError(f"host_slots={host_slots} is below 0; give 0 for no host pool")
         self.abilities = Ability.ANY_SIZE | Ability.GROW
         self._shares = copy_on_write
         self.abilities |= Ability.FORK if copy_on_write else Ability.NONE
@@ -207,7 +207,7 @@ class Paged:
     def swap_out(self, seqs: Collection[Hashable]) -> list[BlockCopy]:
         """One host block for each block that only these sequences hold."""
         if Ability.SWAP not in self.abilities:
-            raise KvbenchError("there is no host pool; set allocator.host_slots to a block or more")
+            raise KvbenchError("there is no host pool; give swap_space_bytes= of a block or more")
         pool, host, size = self.pool, self.host_pool, self.block_size
         holders: dict[int, int] = {}
         for seq in seqs:

@@ -89,7 +89,7 @@ class IterationLevel:
             raise KvbenchError(f"scheduler.victim={victim} does not exist; choose newest, oldest or largest")
         if restore == "swap" and Ability.SWAP not in allocator.abilities:
             raise MissingCorner(
-                "scheduler.restore=swap needs allocator=paged with allocator.host_slots of a block or more"
+                "scheduler.restore=swap needs allocator=paged with a host pool: swap_space_bytes= of a block or more"
             )
         self.allocator = allocator
         self.reservation = reservation
