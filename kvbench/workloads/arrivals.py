@@ -37,6 +37,21 @@ class Arrivals(Protocol):
         ...
 
 
+def drawn(arrivals: Arrivals, load: Load, num_pairs: int, seed: int) -> tuple[FloatArray, IntArray]:
+    """What ``arrivals.draw`` returns, at least one arrival.
+
+    Raises:
+        KvbenchError: as it raises, or nobody arrives.
+    """
+    arrival_s, pairs = arrivals.draw(load, num_pairs, seed)
+    if not len(arrival_s):
+        raise KvbenchError(
+            f"no request arrives within workload.duration_s={load.duration_s} at workload.request_rate="
+            f"{load.request_rate} with seed {seed}; raise one of the two"
+        )
+    return arrival_s, pairs
+
+
 class Paper:
     """The generator of the PagedAttention authors' artifact, to the last bit.
 

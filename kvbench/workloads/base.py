@@ -129,6 +129,12 @@ class Decoding:
         return "parallel" if self.num_samples > 1 else "beam" if self.beam_width > 1 else "single"
 
 
+def check_seed(seed: int) -> None:
+    """Refuse a seed that some generator cannot have. Raises KvbenchError."""
+    if whole("seed", seed, least=0) >= 2**32:
+        raise KvbenchError(f"workload.seed={seed} is not possible; give a whole number below 2**32")
+
+
 def to_requests(
     arrival_s: FloatArray,
     prompt_len: IntArray,

@@ -9,8 +9,8 @@ from itertools import cycle
 import numpy as np
 
 from kvbench.core import KvbenchError
-from kvbench.workloads.arrivals import Arrivals
-from kvbench.workloads.base import Decoding, IntArray, Invalid, Load, Trace, to_requests, whole
+from kvbench.workloads.arrivals import Arrivals, drawn
+from kvbench.workloads.base import Decoding, IntArray, Invalid, Load, Trace, check_seed, to_requests, whole
 from kvbench.workloads.rows import from_arrays
 from kvbench.workloads.turns import Conversations
 from kvbench.workloads.validity import enforce
@@ -64,14 +64,13 @@ class Chat:
         """Refuse options out of range before anything is read. Raises `KvbenchError`."""
         Load(self.request_rate, self.duration_s, self.num_requests)
         Decoding(self.num_samples, self.beam_width)
+        check_seed(self.seed)
         whole("max_prompt_len", self.max_prompt_len, least=1)
         whole("max_output_len", self.max_output_len, least=1)
         if not 0 <= self.new_conversation_prob <= 1:
             raise KvbenchError(
                 f"workload.new_conversation_prob={self.new_conversation_prob} is no probability; give 0 to 1"
             )
-        if whole("seed", self.seed, least=0) >= 2**32:
-            raise KvbenchError(f"workload.seed={self.seed} is not possible; give a whole number below 2**32")
 
     def generate(self) -> Trace:
         """See `kvbench.workloads.base.Workload`."""
@@ -81,12 +80,7 @@ class Chat:
         output_len = np.minimum(rounds.output_len, self.max_output_len)
         rows = from_arrays(self.conversations.source(), prompt_len, output_len)
         valid = enforce(rows, self.invalid, self.max_model_len, self.arrivals.strict)
-        arrival_s, _ = self.arrivals.draw(load, len(valid.kept), self.seed)
-        if not len(arrival_s):
-            raise KvbenchError(
-                f"no request arrives within workload.duration_s={self.duration_s} at workload.request_rate="
-                f"{self.request_rate} with seed {self.seed}; raise one of the two"
-            )
+        arrival_s, _ = drawn(self.arrivals, load, len(valid.kept), self.seed)
         taken = take(rounds.conversation[valid.kept], len(arrival_s), self.seed)
         order = in_turn(taken, self.new_conversation_prob, self.seed)
         return Trace(

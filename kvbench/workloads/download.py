@@ -20,11 +20,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from kvbench import __version__
+from kvbench import __version__, command
 from kvbench.core import KvbenchError
 from kvbench.workloads.files import open_bytes
 from kvbench.workloads.pickled import read_pickled_pairs
 
+_NAME = "kvbench.workloads.download"
 SUMS = "SHA256SUMS"
 _CHUNK = 1 << 20
 _TIMEOUT_S = 60
@@ -240,8 +241,15 @@ def _remembered(data_dir: Path) -> dict[str, str]:
     return {name: value for value, _, name in (line.partition("  ") for line in lines) if name}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns the exit status, 1 if any file could not be had."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fetch what the command line names.
+
+    Args:
+        argv: the arguments, by default those of the process.
+
+    Returns:
+        The exit status: 0, 1 if any file could not be had, 2 after a user's mistake.
+    """
     names = {source.name: source for source in (*USED, *OTHERS)}
     parser = argparse.ArgumentParser(
         prog="python -m kvbench.workloads.download",
@@ -250,22 +258,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("names", nargs="*", metavar="set", help="a set's name, or all")
     parser.add_argument("--data-dir", type=Path, default=Path(os.environ.get("KVBENCH_DATA_DIR") or "data"))
-    options = parser.parse_args(arguments)
-    if unknown := set(options.names) - {*names, "all"}:
-        print(f"no set is called {', '.join(sorted(unknown))}; there are {', '.join(names)}, all", file=sys.stderr)
-        return 1
-    asked = list(names) if "all" in options.names else options.names or [source.name for source in USED]
-    failed = 0
-    for source in (names[name] for name in asked):
+    options = parser.parse_args(argv)
+
+    def action() -> int:
+        if unknown := set(options.names) - {*names, "all"}:
+            raise KvbenchError(f"no set is called {', '.join(sorted(unknown))}; there are {', '.join(names)}, all")
+        asked = list(names) if "all" in options.names else options.names or [source.name for source in USED]
+        return _fetch_all([names[name] for name in asked], options.data_dir)
+
+    return command.run(_NAME, action, "files that are fetched stay; the same command fetches the rest")
+
+
+def _fetch_all(sources: Sequence[Source], data_dir: Path) -> int:
+    """Fetch as many as can be had; returns the exit status."""
+    status = 0
+    for source in sources:
         try:
-            print(f"{source.name}: {fetch(source, options.data_dir)} ({options.data_dir / source.file})", flush=True)
-        except UnreachableError as error:
-            print(error, file=sys.stderr)
-            return 1
+            print(f"{source.name}: {fetch(source, data_dir)} ({data_dir / source.file})", flush=True)
         except KvbenchError as error:
-            failed += 1
-            print(error, file=sys.stderr)
-    return 1 if failed else 0
+            status = 1
+            print(f"{_NAME}: {error}", file=sys.stderr)
+            if isinstance(error, UnreachableError):
+                break
+    return status
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvbench.core import KvbenchError
-from kvbench.workloads.arrivals import Arrivals
-from kvbench.workloads.base import Decoding, Invalid, Load, Trace, to_requests, whole
+from kvbench.workloads.arrivals import Arrivals, drawn
+from kvbench.workloads.base import Decoding, Invalid, Load, Trace, check_seed, to_requests, whole
 from kvbench.workloads.lengths import Lengths
 from kvbench.workloads.validity import enforce
 
@@ -49,6 +49,7 @@ class Synthetic:
         """Refuse a load out of range before anything is read. Raises `KvbenchError`."""
         Load(self.request_rate, self.duration_s, self.num_requests)
         Decoding(self.num_samples, self.beam_width)
+        check_seed(self.seed)
         most = whole("max_model_len", self.max_model_len, least=2) - self.arrivals.strict - 2
         if whole("prefix_len", self.prefix_len, least=0) > most:
             raise KvbenchError(
@@ -60,15 +61,9 @@ class Synthetic:
         """See `kvbench.workloads.base.Workload`."""
         load = Load(self.request_rate, self.duration_s, self.num_requests)
         decoding = Decoding(self.num_samples, self.beam_width)
-        seed = _seed(self.seed)
         limit = self.max_model_len - self.prefix_len
         pairs = enforce(self.lengths.rows(), self.invalid, limit, self.arrivals.strict)
-        arrival_s, chosen = self.arrivals.draw(load, len(pairs.prompt_len), seed)
-        if not len(arrival_s):
-            raise KvbenchError(
-                f"no request arrives within workload.duration_s={self.duration_s} at workload.request_rate="
-                f"{self.request_rate} with seed {seed}; raise one of the two"
-            )
+        arrival_s, chosen = drawn(self.arrivals, load, len(pairs.prompt_len), self.seed)
         prompt_len = self.prefix_len + pairs.prompt_len[chosen]
         return Trace(
             to_requests(arrival_s, prompt_len, pairs.output_len[chosen], decoding, self.prefix_len),
@@ -81,9 +76,3 @@ class Synthetic:
     def inputs(self) -> dict[str, str]:
         """See `kvbench.workloads.base.Workload`."""
         return self.lengths.inputs()
-
-
-def _seed(seed: int) -> int:
-    if whole("seed", seed, least=0) >= 2**32:
-        raise KvbenchError(f"workload.seed={seed} is not possible; give a whole number below 2**32")
-    return seed
