@@ -123,6 +123,31 @@ def test_the_benchmark_runs_on_a_cpu(num_kv_heads: int, block_size: int, dtype: 
     assert all((seconds > 0).all() and len(seconds) == 3 for seconds in point.seconds.values())
 
 
+def test_launches_that_a_cache_would_serve_are_not_timed() -> None:
+    """The cache of a GPU that has just run the same launch: 36 % off in one project, without notice in others."""
+    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    import torch
+
+    from kvbench.core import KvbenchError
+    from kvbench.runners.device import Cpu
+    from kvbench.runners.kernel_benchmark import KernelBenchmark
+
+    class Cached(Cpu):
+        def cache_bytes(self) -> int:
+            return 2500
+
+    sizes = {rotated: Size(2, 9, 4, 2, 16, 4, 4, rotated) for rotated in (9e3, 1e4)}
+    with pytest.raises(KvbenchError, match="served by the GPU's cache of 2500; raise runner"):
+        KernelBenchmark(sizes[9e3], torch.float32, Cached(), 0)
+    KernelBenchmark(sizes[1e4], torch.float32, Cached(), 0)
+
+
+def test_the_experiment_rotates_over_more_than_the_caches_of_today_s_gpus(tmp_path: Path) -> None:
+    for point in fig_kernel_overhead.timed(synthetic(tmp_path)):
+        assert point.size.num_layers * point.size.kv_bytes >= 4 * 126e6  # L2 of a B200
+        assert point.size.copied_bytes >= 4 * 126e6
+
+
 def test_kernels_that_differ_are_not_timed() -> None:
     pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
     import torch

@@ -58,6 +58,10 @@ class Device(Protocol):
         """Memory of the device that is taken, by whomever, less what is kept for reuse; 0 where nobody counts."""
         ...
 
+    def cache_bytes(self) -> int:
+        """Of the largest cache before that memory; 0 where it does not matter."""
+        ...
+
     def seconds(self, work: Callable[[], None]) -> float:
         """What work takes in ``COMPUTE``, on the device's own clock where it has one; waits for it."""
         ...
@@ -99,6 +103,10 @@ class Cpu:
 
     def used_bytes(self) -> int:
         """Nobody counts."""
+        return 0
+
+    def cache_bytes(self) -> int:
+        """A CPU's times are for trying the code."""
         return 0
 
     def seconds(self, work: Callable[[], None]) -> float:
@@ -169,6 +177,10 @@ class Cuda:
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.where)
         return int(total - free)
+
+    def cache_bytes(self) -> int:
+        """L2, as the driver says."""
+        return int(torch.cuda.get_device_properties(self.where).L2_cache_size)
 
     def seconds(self, work: Callable[[], None]) -> float:
         """By CUDA events."""

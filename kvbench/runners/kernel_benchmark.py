@@ -37,6 +37,8 @@ OPERATIONS = ("copy", "contiguous", "identity", "shuffled", "naive")
 NUM_WARM_UPS = 2
 """Rounds whose times do not count."""
 MIN_LAYERS, MAX_LAYERS = 4, 256
+MIN_CACHES = 4
+"""What launches rotate over is at least so many times the GPU's cache, so that none finds K and V there."""
 
 
 class Size(NamedTuple):
@@ -112,6 +114,9 @@ class KernelBenchmark:
         dtype: of the cache.
         device: where they run.
         seed: of the numbers, the blocks and the order.
+
+    Raises:
+        KvbenchError: launches that would read the GPU's cache, not its memory.
     """
 
     may_stop_early = False
@@ -124,6 +129,12 @@ class KernelBenchmark:
         self.device = device
         self.device_name = device.name
         self.seed = seed
+        rotated, cached = size.num_layers * size.kv_bytes, device.cache_bytes()
+        if min(rotated, size.copied_bytes) < MIN_CACHES * cached:
+            raise KvbenchError(
+                f"launches over {rotated} bytes of K and V, and copies of {size.copied_bytes}, would be served by the "
+                f"GPU's cache of {cached}; raise runner.rotated_bytes (at most {MAX_LAYERS} layers), or runner.batch"
+            )
         where, num_blocks = device.where, size.batch * size.num_blocks
         rows = num_blocks * size.block_size
         generator = torch.Generator(where).manual_seed(seed)
