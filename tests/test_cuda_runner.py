@@ -27,8 +27,9 @@ from kvbench.ledger import Ledger
 from kvbench.records import Record
 from kvbench.runners.cuda import Queued, measure
 from kvbench.runners.device import COMPUTE, SWAP, Cpu, Device
+from kvbench.runners.packed_model import PackedModel
 from kvbench.runners.shard import Places, Shard, buckets, runs
-from kvbench.runners.torch import PackedModel, Torch, random_prompts
+from kvbench.runners.torch import Torch, random_prompts
 from kvbench.sampling import SamplingParams
 from kvbench.schedulers.base import Scheduler
 from tests import test_real_engine, test_real_streams

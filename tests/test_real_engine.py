@@ -34,8 +34,9 @@ from kvbench.models.loading import LoadedModel, load, read_tokenizer
 from kvbench.records import Record
 from kvbench.reservation import Max, OnDemand, Oracle, Pow2, Reservation
 from kvbench.runners.beams import ScoreModel
+from kvbench.runners.packed_model import PackedModel
 from kvbench.runners.simulated import IterationCosts, Simulated
-from kvbench.runners.torch import PackedModel, Torch, random_prompts
+from kvbench.runners.torch import Torch, random_prompts
 from kvbench.sampling import SamplingParams
 from kvbench.schedulers.base import Scheduler
 from kvbench.schedulers.iteration_level import IterationLevel

@@ -17,8 +17,8 @@ from kvbench.app import main
 from kvbench.capacity import memory_bytes, model_of
 from kvbench.core import KvbenchError
 from kvbench.parts import _sized
+from kvbench.runners.cpu import measure
 from kvbench.runners.footprint import peak_bytes
-from kvbench.runners.torch import measure
 from kvbench.sampling import SamplingParams
 from tests.test_capacity import load as load_content
 
@@ -150,7 +150,7 @@ def test_too_little_memory_is_refused_before_a_model_is_loaded(
     def load(*_: object, **__: object) -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr("kvbench.runners.torch._load", load)
+    monkeypatch.setattr("kvbench.runners.cpu._load", load)
     monkeypatch.setattr("kvbench.parts.usable_bytes", lambda: 10**9)
     assert main([*unsized, *(["kv_cache_seqs=2"] if sized else []), f"results_dir={tmp_path}"]) == 1
     error = [line for line in capsys.readouterr().err.splitlines() if "it/s" not in line and "point/s" not in line]

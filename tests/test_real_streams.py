@@ -27,7 +27,8 @@ from kvbench.ledger import Ledger
 from kvbench.models.loading import load
 from kvbench.records import Record
 from kvbench.reservation import Max, OnDemand, Oracle, Pow2, Reservation
-from kvbench.runners.torch import PackedModel, Torch, random_prompts
+from kvbench.runners.packed_model import PackedModel
+from kvbench.runners.torch import Torch, random_prompts
 from kvbench.sampling import SamplingParams
 from kvbench.schedulers.iteration_level import IterationLevel, Restore
 from tests.test_real_engine import MAX_LEN, SHAPES, Priced, model

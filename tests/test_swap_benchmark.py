@@ -86,8 +86,9 @@ def test_what_is_moved_out_and_in_is_what_was_computed() -> None:
     from kvbench.attention import cpu
     from kvbench.cache import KVCache
     from kvbench.core import Batch, Request, Sequence
+    from kvbench.runners.packed_model import PackedModel
     from kvbench.runners.swap_benchmark import SwapBenchmark
-    from kvbench.runners.torch import PackedModel, Torch, random_prompts
+    from kvbench.runners.torch import Torch, random_prompts
     from kvbench.sampling import SamplingParams
     from tests.test_real_engine import model
 

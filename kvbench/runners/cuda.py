@@ -28,7 +28,8 @@ from kvbench.models.dtypes import torch_dtype
 from kvbench.models.loading import LoadedModel, load
 from kvbench.models.packed_linear import weights_bytes
 from kvbench.runners.device import COMPUTE, Device, call, check_gpus, device_of
-from kvbench.runners.footprint import peak_bytes
+from kvbench.runners.footprint import largest_prefill, peak_bytes, profiled_prefill
+from kvbench.runners.packed_model import PackedModel
 from kvbench.runners.ranks import close, ranks
 from kvbench.runners.shard import (
     BASE,
@@ -44,16 +45,7 @@ from kvbench.runners.shard import (
     Shard,
     buckets,
 )
-from kvbench.runners.torch import (
-    Layout,
-    New,
-    PackedModel,
-    Prompts,
-    Torch,
-    largest_prefill,
-    profiled_prefill,
-    random_prompts,
-)
+from kvbench.runners.torch import Layout, New, Prompts, Torch, random_prompts
 from kvbench.sampling import SamplingParams, SamplingRows, draw, not_finite, sample
 
 MAX_GRAPH_BATCH = 256
@@ -236,7 +228,7 @@ def measure(
     tensor_parallel: int = 1,
     stops: bool = False,
 ) -> Footprint:
-    """As ``kvbench.runners.torch.measure``, on the device; of several GPUs all together.
+    """As ``kvbench.runners.cpu.measure``, on the device; of several GPUs all together.
 
     The pool is not there yet, so the graphs that will be captured over it are estimated: the two largest are captured
     for a pool of the prefill's size. The first takes the memory that all share, each other one what the second takes.

@@ -23,7 +23,7 @@ from kvbench.attention import triton
 from kvbench.attention.base import PackedBatch
 from kvbench.core import KvbenchError
 from kvbench.runners.device import COMPUTE, SWAP, Device
-from kvbench.runners.torch import PackedModel
+from kvbench.runners.packed_model import PackedModel
 from kvbench.sampling import most_probable
 
 Ints = NDArray[np.int32]

@@ -102,7 +102,7 @@ class SwapBenchmark:
 
 def open_benchmark(model: Model, allocator: Allocator, seed: int, **options: Any) -> SwapBenchmark:
     """The benchmark with what ``open_runner`` opens; options and errors are the same."""
-    from kvbench.runners.torch import open_runner
+    from kvbench.runners.cpu import open_runner
 
     return SwapBenchmark(open_runner(model, allocator, seed, **options), seed)
 

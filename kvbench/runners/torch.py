@@ -10,41 +10,26 @@ of all requests are searched together.
 
 from __future__ import annotations
 
-import ctypes
-import importlib
-import json
-import math
-import os
-import sys
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
-from itertools import accumulate
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
 
 from kvbench.allocators.base import Ability, Allocator
-from kvbench.attention.base import Attend, PackedBatch
-from kvbench.attention.hf import NAME, Step, Write
+from kvbench.attention.base import PackedBatch
 from kvbench.beam_search import first_beams, next_beams
 from kvbench.cache import KVCache
-from kvbench.capacity import MAX_BATCHED_TOKENS, Footprint, Model
 from kvbench.core import Batch, BlockCopy, KvbenchError, Request, Sequence, StepResult
-from kvbench.models.dtypes import torch_dtype
-from kvbench.models.loading import LoadedModel, load
-from kvbench.models.packed_linear import pack, weights_bytes
-from kvbench.runners.footprint import check_can_measure, peak_bytes
+from kvbench.models.packed_linear import weights_bytes
+from kvbench.runners.footprint import keep_freed_memory
+from kvbench.runners.packed_model import PackedModel
 from kvbench.sampling import SamplingParams, SamplingRows, sample
 
-ATTENTION = ("cpu", "reference")
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
-KEPT_BYTES = 2**30
 SPARE_BLOCKS = 4
 """Columns of a batch's block tables beyond the longest, so that they need not be laid out anew whenever one grows."""
 PREFIX_KEY = 2**62
@@ -70,56 +55,6 @@ def random_prompts(vocab_size: int, seed: int) -> Prompts:
         return prefix + (draw(request.id, own) if own else [])
 
     return prompt
-
-
-class PackedModel:
-    """A causal language model whose K and V lie in a cache and whose sequences are packed without padding.
-
-    Args:
-        model: of a family in ``kvbench.models.families``; its attention implementation is changed.
-        cache: of the model's shapes.
-        attend: one of the attention functions of ``kvbench.attention``.
-        write: puts new K and V into the cache.
-    """
-
-    def __init__(self, model: PreTrainedModel, cache: KVCache, attend: Attend, write: Write = KVCache.write) -> None:
-        model.set_attn_implementation(NAME)
-        self.model = model
-        self.cache = cache
-        self.attend = attend
-        self.write = write
-
-    @torch.inference_mode()
-    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
-        """Write the new tokens' K and V, attend, and return the logits after the last token of each sequence.
-
-        Args:
-            ids: ``[T]``, the new tokens of all sequences.
-            positions: ``[T]``, their positions in their sequences.
-            batch: the sequences.
-
-        Returns:
-            ``[B, vocabulary]``.
-        """
-        logits: torch.Tensor = self.model(
-            input_ids=ids[None],
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=batch.query_start[1:] - 1,
-            kvbench=Step(batch, self.cache, self.attend, self.write),
-        ).logits
-        return logits[0]
-
-    @torch.inference_mode()
-    def body(self, ids: torch.Tensor, positions: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
-        """The same without the vocabulary: the last layer's output ``[T, hidden_size]``."""
-        hidden: torch.Tensor = self.model.base_model(
-            input_ids=ids[None],
-            position_ids=positions[None],
-            use_cache=False,
-            kvbench=Step(batch, self.cache, self.attend, self.write),
-        ).last_hidden_state
-        return hidden[0]
 
 
 @dataclass(slots=True, eq=False)
@@ -233,7 +168,7 @@ class Torch:
 
     def warm_up(self) -> None:
         """Compile and touch what an iteration uses: a decode and a prefill in the first slots of the empty pool."""
-        _keep_freed_memory()
+        keep_freed_memory()
         size = self.allocator.block_size
         bases = self._tensor([0]) if self._is_contiguous else None
         tables = None if self._is_contiguous else self._tensor([[0, 1]])
@@ -482,164 +417,3 @@ class Torch:
     def _until_stop(self, output: list[int]) -> list[int]:
         end = next((i for i, token in enumerate(output) if token in self._stops), len(output))
         return output[: end + 1]
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc keep large blocks that are freed: it would fault in the activations anew in every iteration.
-
-    A prefill of a small model spends a quarter of its time there; other C libraries have no such setting.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(ctypes.c_int(M_TRIM_THRESHOLD), ctypes.c_int(KEPT_BYTES))
-        mallopt(ctypes.c_int(M_MMAP_THRESHOLD), ctypes.c_int(KEPT_BYTES))
-
-
-def open_runner(
-    model: Model,
-    allocator: Allocator,
-    seed: int,
-    device: str,
-    attention: str,
-    sampling: SamplingParams,
-    num_threads: int | None = None,
-    stops: bool = False,
-) -> Torch:
-    """Load a model and warm everything up, so that the first iteration is like the others.
-
-    Args:
-        model: shapes, weights and dtype.
-        allocator: of a pool that the model's K and V will fill.
-        seed: of random weights and prompts.
-        device: ``cpu``.
-        attention: ``cpu`` or ``reference``.
-        sampling: how tokens are chosen.
-        num_threads: of the computation; None: all cores.
-        stops: whether the model's stop tokens end an output before its forced length.
-
-    Raises:
-        KvbenchError: a device or attention that does not exist, a dtype the attention cannot read, or what loading
-            the model raises.
-    """
-    loaded = _prepare(model, device, attention, seed, num_threads)
-    shapes = loaded.shapes
-    cache = _cache(shapes, allocator.num_slots, device)
-    if stops:
-        sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *loaded.stop_token_ids))
-    packed = PackedModel(loaded.model, cache, _attend_of(attention))
-    runner = Torch(packed, cache, allocator, random_prompts(shapes.vocab_size, seed), sampling)
-    runner.warm_up()
-    return runner
-
-
-def measure(
-    model: Model,
-    num_tokens: int,
-    num_seqs: int,
-    seed: int,
-    device: str,
-    attention: str,
-    sampling: SamplingParams,
-    num_threads: int | None = None,
-    stops: bool = False,
-) -> Footprint:
-    """Load a model and see what it and its largest iteration take: what ``open_runner`` will need beside its pool.
-
-    The iteration is a prefill of ``num_tokens`` tokens in ``num_seqs`` prompts, one of them as long as possible, and
-    the choice of a token for each. Where the scheduler has no limit to speak of, ``MAX_BATCHED_TOKENS`` of the tokens
-    and as small a share of the prompts stand for all: activations grow in proportion. Done once in a process.
-
-    Args:
-        model: as in ``open_runner``, as the other arguments are.
-        num_tokens: the most that an iteration computes.
-        num_seqs: the most that it computes for.
-        seed: of random weights.
-        device: ``cpu``.
-        attention: ``cpu`` or ``reference``.
-        sampling: how tokens are chosen.
-        num_threads: of the computation.
-        stops: makes no difference here.
-
-    Raises:
-        KvbenchError: as ``open_runner``, or the system does not tell how much memory a process takes.
-    """
-    del stops
-    check_can_measure()
-    loaded = _prepare(model, device, attention, seed, num_threads)
-    profiled, rows = profiled_prefill(num_tokens, num_seqs)
-    sampling = replace(sampling, seed=0)  # as no seed makes a difference
-    key = json.dumps(asdict(model)), device, attention, sampling, profiled, rows
-    if key not in _seen:
-        _seen[key] = Footprint(weights_bytes(loaded.model), _profile(loaded, *key[1:]) / profiled)
-    return _seen[key]
-
-
-def profiled_prefill(num_tokens: int, num_seqs: int) -> tuple[int, int]:
-    """Tokens and prompts that stand for so many of them where activations are measured."""
-    profiled = min(num_tokens, MAX_BATCHED_TOKENS)
-    return profiled, max(1, math.ceil(min(num_seqs, num_tokens) * profiled / num_tokens))
-
-
-_seen: dict[tuple[str, str, str, SamplingParams, int, int], Footprint] = {}
-
-
-def _profile(
-    loaded: LoadedModel, device: str, attention: str, sampling: SamplingParams, num_tokens: int, num_seqs: int
-) -> int:
-    """Bytes that a prefill and the choice of its tokens take at their peak, beside the weights and the pool."""
-    cache = _cache(loaded.shapes, num_tokens, device)
-    cache.data.zero_()  # touched, so that the pool's own memory is not counted
-    model = PackedModel(loaded.model, cache, _attend_of(attention))
-
-    def prefill(lengths: list[int]) -> None:
-        context_len, end = torch.tensor(lengths), sum(lengths)
-        start = torch.tensor([0, *accumulate(lengths)])
-        positions = torch.cat([torch.arange(length) for length in lengths])
-        rows = SamplingRows.of([sampling.for_request(row) for row in range(len(lengths))])
-        batch = PackedBatch(start, context_len, torch.arange(end), start[:-1], None, 1)
-        sample(model(torch.zeros(end, dtype=torch.int64), positions, batch), rows, context_len)
-
-    _keep_freed_memory()  # as in a run
-    prefill([1])  # compiles
-    lengths = largest_prefill(num_tokens, num_seqs, loaded.shapes.max_model_len)
-    # What else a process does only adds, so the lower of two is nearer.
-    return min(peak_bytes(lambda: prefill(lengths)) for _ in range(2))
-
-
-def largest_prefill(num_tokens: int, num_seqs: int, max_model_len: int) -> list[int]:
-    """So many tokens in so many prompts, or as few more as can be, one of them as long as possible."""
-    longest = min(max_model_len, num_tokens - num_seqs + 1)
-    rest = num_tokens - longest
-    num_others = max(num_seqs - 1, -(-rest // longest))
-    return [longest, *(rest // num_others + (row < rest % num_others) for row in range(num_others))]
-
-
-def _cache(shapes: Model, num_slots: int, device: str) -> KVCache:
-    return KVCache(
-        shapes.num_layers, num_slots, shapes.num_kv_heads, shapes.head_dim, torch_dtype(shapes.dtype), device
-    )
-
-
-def _prepare(model: Model, device: str, attention: str, seed: int, num_threads: int | None) -> LoadedModel:
-    """Check the options, then load. Raises KvbenchError as ``open_runner``."""
-    if device != "cpu":
-        raise KvbenchError(f"runner.device={device} is not supported; give cpu")
-    if attention not in ATTENTION:
-        raise KvbenchError(f"runner.attention={attention} does not exist; choose one of {', '.join(ATTENTION)}")
-    if num_threads is not None and num_threads < 1:
-        raise KvbenchError(f"runner.num_threads={num_threads} computes nothing; give 1 or more, or null for all cores")
-    torch.set_num_threads(num_threads or os.cpu_count() or 1)
-    return _load(json.dumps(asdict(model)), device, seed)
-
-
-def _attend_of(attention: str) -> Attend:
-    attend: Attend = importlib.import_module(f"kvbench.attention.{attention}").attend
-    return attend
-
-
-@lru_cache(maxsize=1)
-def _load(shapes: str, device: str, seed: int) -> LoadedModel:
-    """Points that differ in other parts only, and are run one after the other, share a model."""
-    loaded = load(Model(**json.loads(shapes)), device=device, seed=seed)
-    pack(loaded.model)
-    return loaded

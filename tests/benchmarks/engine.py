@@ -39,7 +39,8 @@ from kvbench.ledger import Ledger
 from kvbench.models import dtypes
 from kvbench.models.loading import load
 from kvbench.reservation import OnDemand
-from kvbench.runners.torch import Torch, open_runner, random_prompts
+from kvbench.runners.cpu import open_runner
+from kvbench.runners.torch import Torch, random_prompts
 from kvbench.sampling import SamplingParams
 from kvbench.schedulers.iteration_level import IterationLevel
 
