@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from kvbench import __version__
+from kvbench import __version__, command
 from kvbench.capacity import ESTIMATED, MEASURED, Capacity
 from kvbench.composition import Common, composer, groups, is_launcher, parse
 from kvbench.core import KvbenchError
@@ -24,7 +23,7 @@ from kvbench.metrics import METRICS
 from kvbench.results import Results
 from kvbench.runners.simulated import Simulated
 from kvbench.schema import HEADINGS
-from kvbench.sweep import Interrupted, Plan, Report, estimate, execute, finished, plan, unfinished
+from kvbench.sweep import Plan, Report, estimate, execute, finished, plan, unfinished
 
 USAGE = """\
 kvbench {version}: what a KV-cache memory strategy does to throughput, latency and memory of LLM serving
@@ -84,20 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # so that a user's own classes are found however kvbench was started
-    try:
-        return _main(list(sys.argv[1:] if argv is None else argv))
-    except KvbenchError as error:
-        print(f"kvbench: {error}", file=sys.stderr)
-        return 2
-    except Interrupted as error:
-        print(f"kvbench: {error}", file=sys.stderr)
-        return 130
-    except KeyboardInterrupt:
-        print("kvbench: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # `| head`: the reader has seen enough, and the results are written
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed there at exit
-        return 0
+    words = list(sys.argv[1:] if argv is None else argv)
+    return command.run("kvbench", lambda: _main(words), "points that are finished stay; the same command resumes")
 
 
 def _main(argv: list[str]) -> int:

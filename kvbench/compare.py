@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from kvbench import command
 from kvbench.core import KvbenchError
 from kvbench.figures import comparison, style
 from kvbench.figures.typeset import Table
@@ -59,20 +60,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments, by default those of the process.
 
     Returns:
-        The exit code: 0, or 1 where there is nothing to compare, or what must not be.
+        The exit status: 0, or 2 where there is nothing to compare, or what must not be.
     """
     options = _parser().parse_intermixed_args(argv)
-    try:
+
+    def action() -> int:
         frame = select(options.words)
         shown, paths = compare(
             frame, options.to, x=options.x, y=options.y, mix=options.mix, wide=options.wide, metrics=options.metrics
         )
-    except KvbenchError as error:
-        print(f"kvbench.compare: {error}", file=sys.stderr)
-        return 1
-    print(shown.text())
-    print(*paths, sep="\n")
-    return 0
+        print(shown.text())
+        print(*paths, sep="\n")
+        return 0
+
+    return command.run("kvbench.compare", action, "files that are written stay")
 
 
 def select(words: Sequence[str]) -> pd.DataFrame:

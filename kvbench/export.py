@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 import yaml
 
-from kvbench import __version__
+from kvbench import __version__, command
 from kvbench.core import KvbenchError
 from kvbench.partition import CLASSES
 from kvbench.records import Columns
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments, by default those of the process.
 
     Returns:
-        The exit code: 0, or 1 after a user's mistake.
+        The exit status: 0, or 2 after a user's mistake.
     """
     parser = argparse.ArgumentParser(
         prog="python -m kvbench.export",
@@ -57,13 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", metavar="results/NAME", type=Path)
     parser.add_argument("--to", type=Path, help="folder of the reports; by default llm-d/ in that of the results")
     options = parser.parse_args(argv)
-    try:
-        paths = export(Results(options.folder), options.to or options.folder / "llm-d")
-    except KvbenchError as error:
-        print(f"kvbench.export: {error}", file=sys.stderr)
-        return 1
-    print(*paths, sep="\n")
-    return 0
+
+    def action() -> int:
+        print(*export(Results(options.folder), options.to or options.folder / "llm-d"), sep="\n")
+        return 0
+
+    return command.run("kvbench.export", action, "reports that are written stay")
 
 
 def export(results: Results, folder: Path) -> list[Path]:

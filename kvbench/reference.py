@@ -16,9 +16,10 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from kvbench import command
 from kvbench.app import main as kvbench
 from kvbench.core import KvbenchError
 from kvbench.results import TOGETHER, write_csv, write_json
@@ -64,6 +65,7 @@ MEASURED: dict[str, list[str]] = {
     "fig_fidelity": [],
 }
 """Real runs, with the authors' data where they ask for lengths; fig_fidelity follows `python -m kvbench.calibrate`."""
+_KEPT = "folders that are made stay; name the others to go on"
 OF_THE_MACHINE = ("wall_s", "host", "platform", "num_cores")
 
 
@@ -117,29 +119,39 @@ def regenerate(data_dir: Path, folders: Collection[str] = (), target: Path = TAR
         for folder in chosen:
             experiment, data, options = everything[folder]
             print(f"\n== {folder}", flush=True)
-            command = [
+            words = [
                 f"+experiment={experiment}",
                 f"name={folder}",
                 f"results_dir={work}",
                 f"data_dir={data}",
                 *options,
             ]
-            if status := kvbench(command):
-                raise KvbenchError(f"python -m kvbench {' '.join(command)} ended with status {status}; see above")
+            status = kvbench(words)
+            if status == command.INTERRUPTED:
+                raise KeyboardInterrupt
+            if status:
+                raise KvbenchError(f"python -m kvbench {' '.join(words)} ended with status {status}; see above")
             keep(Path(work) / folder, target / folder)
 
 
-def main() -> int:
-    """Regenerate the committed set; returns the exit status."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Regenerate the committed set, or the folders of it that the command line names.
+
+    Args:
+        argv: the arguments, by default those of the process.
+
+    Returns:
+        The exit status: 0, or 2 after a user's mistake.
+    """
     parser = argparse.ArgumentParser(prog="python -m kvbench.reference", description="Regenerate results/reference/.")
     parser.add_argument("folders", nargs="*", help="of the set; all but the measured ones unless given")
-    data_dir = Path(os.environ.get("KVBENCH_DATA_DIR") or "data")
-    try:
-        regenerate(data_dir, parser.parse_args().folders)
-    except KvbenchError as error:
-        print(f"kvbench: {error}", file=sys.stderr)
-        return 1
-    return 0
+    options = parser.parse_args(argv)
+
+    def action() -> int:
+        regenerate(Path(os.environ.get("KVBENCH_DATA_DIR") or "data"), options.folders)
+        return 0
+
+    return command.run("kvbench.reference", action, _KEPT)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ RESERVED = "reference"
 """The folder of the results that are part of the project."""
 
 
-class Interrupted(Exception):
+class Interrupted(KeyboardInterrupt):
     """The user stopped the sweep; what is finished stays."""
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from kvbench import command
 from kvbench.allocators.base import Ability, Allocator
 from kvbench.core import KvbenchError
 
@@ -34,21 +35,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments, by default those of the process.
 
     Returns:
-        The exit code: 0 where every law holds, 1 where one is broken or the allocator cannot be built.
+        The exit status: 0 where every law holds, 1 where one is broken, 2 where the allocator cannot be built.
     """
     options = _parser().parse_intermixed_args(argv)
-    try:
-        if options.examples < 1:
-            raise KvbenchError(f"--examples={options.examples}: give at least 1")
-        build, shown = _builder(options)
-        with TemporaryDirectory(prefix="kvbench-verify-") as scratch, _storage(scratch):
-            return _verify(build, shown, options.examples)
-    except KvbenchError as error:
-        print(f"kvbench.verify: {error}", file=sys.stderr)
-        return 1
+    return command.run("kvbench.verify", lambda: _verify(options), "the laws were not all tried")
 
 
-def _verify(build: Callable[[], Allocator], shown: str, num_examples: int) -> int:
+def _verify(options: argparse.Namespace) -> int:
+    if options.examples < 1:
+        raise KvbenchError(f"--examples={options.examples}: give at least 1")
+    build, shown = _builder(options)
+    with TemporaryDirectory(prefix="kvbench-verify-") as scratch, _storage(scratch):
+        return _examine(build, shown, options.examples)
+
+
+def _examine(build: Callable[[], Allocator], shown: str, num_examples: int) -> int:
     try:
         from kvbench.testing import Law, examine
     except ModuleNotFoundError as error:

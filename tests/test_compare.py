@@ -65,7 +65,7 @@ def test_what_cannot_be_compared_is_refused(
 ) -> None:
     for folder, more in (("a", {}), ("b", columns)):
         write_results(tmp_path / folder, rows(**more))
-    assert run(tmp_path, str(tmp_path / "a"), str(tmp_path / "b")) == 1
+    assert run(tmp_path, str(tmp_path / "a"), str(tmp_path / "b")) == 2
     refused = capsys.readouterr().err
     assert refused.startswith("kvbench.compare: not comparable: ")
     assert message in refused
@@ -92,7 +92,7 @@ def test_other_files_behind_the_same_name_are_noticed(tmp_path: Path, capsys: py
         results = write_results(tmp_path / folder, rows())
         for _, row in results.summary.iterrows():
             write_json(results.folder(row) / "manifest.json", {"inputs": {"lengths.csv": digest}})
-    assert run(tmp_path, str(tmp_path / "a"), str(tmp_path / "b")) == 1
+    assert run(tmp_path, str(tmp_path / "a"), str(tmp_path / "b")) == 2
     assert "workload.files is sha256:1234567 / sha256:89abcde" in capsys.readouterr().err
 
 
@@ -142,7 +142,7 @@ def test_points_are_selected_by_column(tmp_path: Path) -> None:
 )
 def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     write_results(tmp_path, rows(panel="a"))
-    assert run(tmp_path, *(str(tmp_path) if word == "FOLDER" else word for word in words)) == 1
+    assert run(tmp_path, *(str(tmp_path) if word == "FOLDER" else word for word in words)) == 2
     assert message in capsys.readouterr().err
 
 
@@ -233,6 +233,6 @@ def test_every_experiment_has_a_table_of_its_points() -> None:
 
 def test_the_committed_panels_are_refused_together(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     kept = Path(__file__).resolve().parent.parent / "results" / "reference"
-    assert run(tmp_path, str(kept / "fig_throughput")) == 1
+    assert run(tmp_path, str(kept / "fig_throughput")) == 2
     assert "Select with column=value after a folder (panel=a" in capsys.readouterr().err
     assert run(tmp_path, str(kept / "fig_throughput"), "panel=a", str(kept / "smoke"), "request_rate=0.2", "--mix") == 0

@@ -98,5 +98,5 @@ def test_what_keeps_summaries_only_is_refused(capsys: pytest.CaptureFixture[str]
     kept = Path(__file__).resolve().parent.parent / "results" / "reference" / "smoke"
     with pytest.raises(KvbenchError, match="keeps no requests"):
         export.export(Results(kept), Path("nowhere"))
-    assert export.main([str(kept)]) == 1
+    assert export.main([str(kept)]) == 2
     assert "run the experiment to export it" in capsys.readouterr().err

@@ -121,10 +121,10 @@ def test_the_command_writes_stills_and_a_film(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_mistakes_are_told(tmp_path: Path, results: Results, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path)]) == 1
+    assert main([str(tmp_path)]) == 2
     assert "holds no summary.csv" in capsys.readouterr().err
     assert kvbench(["workload=fixed", *FEW, f"results_dir={tmp_path}", "name=plain"]) == 0
-    assert main([str(tmp_path / "plain")]) == 1
+    assert main([str(tmp_path / "plain")]) == 2
     assert "run it with memory_map=true" in capsys.readouterr().err
     with pytest.raises(KvbenchError, match="plays 0 seconds or more"):
         draw([results.path], seconds=-1)

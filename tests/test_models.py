@@ -377,7 +377,7 @@ def test_describe_writes_a_file_of_conf_model(folder: Path, capsys: pytest.Captu
     assert load(written).shapes.name == "mine"
     assert describe.describe(str(folder))["name"] == "saved"
     for wrong in ("random", "no/such.gguf"):
-        assert describe.main([wrong]) == 1
+        assert describe.main([wrong]) == 2
         assert capsys.readouterr().err.count("\n") <= 2
 
 

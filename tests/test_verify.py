@@ -146,7 +146,7 @@ def test_without_hypothesis_it_says_what_to_install() -> None:
         "sys.exit(main(['kvbench.allocators.paged:Paged']))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "kvbench.verify: the conformance suite needs hypothesis; pip install hypothesis\n"
 
 
@@ -202,5 +202,5 @@ def test_unfinished_class_is_told_what_is_missing(verify: Run) -> None:
 )
 def test_mistakes_are_one_line(verify: Run, argv: list[str], message: str) -> None:
     code, out, err = verify(*argv)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err == f"kvbench.verify: {message}\n"

@@ -162,9 +162,9 @@ def test_the_command(
     assert download.main(["all", f"--data-dir={tmp_path / 'other'}"]) == 1
     assert (tmp_path / "other" / "t.csv.gz").exists()
     capsys.readouterr()
-    assert download.main(["nothing"]) == 1
-    assert capsys.readouterr().err == "no set is called nothing; there are t, gone, all\n"
+    assert download.main(["nothing"]) == 2
+    assert capsys.readouterr().err == "kvbench.workloads.download: no set is called nothing; there are t, gone, all\n"
     monkeypatch.setattr(download, "USED", (replace(source, name="u", url="http://127.0.0.1:9/"), source))
     assert download.main([f"--data-dir={tmp_path / 'third'}"]) == 1
-    assert capsys.readouterr().err.startswith("u: cannot reach 127.0.0.1:9")
+    assert capsys.readouterr().err.startswith("kvbench.workloads.download: u: cannot reach 127.0.0.1:9")
     assert not (tmp_path / "third" / "t.csv.gz").exists()

@@ -7,6 +7,7 @@ import datetime
 import sys
 from collections.abc import Sequence
 
+from kvbench import command
 from kvbench.calibrate import costs_file
 from kvbench.calibrate.regression import fit, residuals
 from kvbench.calibrate.runs import measure
@@ -25,15 +26,22 @@ MEANINGS = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command; a user's mistake ends it with one line and status 1."""
-    options = _parser().parse_args(arguments)
-    try:
+def main(argv: Sequence[str] | None = None) -> int:
+    """Calibrate as the command line asks.
+
+    Args:
+        argv: the arguments, by default those of the process.
+
+    Returns:
+        The exit status: 0, or 2 after a user's mistake.
+    """
+    options = _parser().parse_args(argv)
+
+    def action() -> int:
         print(calibrate(options.name, options.overrides, options.passes))
-    except KvbenchError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+        return 0
+
+    return command.run("kvbench.calibrate", action, "costs stay as they were")
 
 
 def calibrate(name: str, overrides: Sequence[str], passes: int) -> str:
@@ -94,4 +102,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 from tqdm import tqdm
 
+from kvbench import command
 from kvbench.core import KvbenchError
 from kvbench.fit.curves import (
     ONE_ENGINE,
@@ -28,21 +29,28 @@ from kvbench.fit.search import fit
 from kvbench.runners.simulated import NOT_COEFFICIENTS
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command; a user's mistake ends it with one line and status 1."""
-    options = _parser().parse_args(arguments)
-    try:
-        if options.report:
-            _check_folder(options.report)
-            with ProcessPoolExecutor(options.workers) as pool:
-                text = report(pool)
-            options.report.write_text(text, encoding="utf-8")
-        else:
-            _compare(options)
-    except KvbenchError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fit or compare what the command line names.
+
+    Args:
+        argv: the arguments, by default those of the process.
+
+    Returns:
+        The exit status: 0, or 2 after a user's mistake.
+    """
+    options = _parser().parse_args(argv)
+    return command.run("kvbench.fit", lambda: _main(options))
+
+
+def _main(options: argparse.Namespace) -> int:
+    if options.report:
+        _check_folder(options.report)
+        with ProcessPoolExecutor(options.workers) as pool:
+            text = report(pool)
+        options.report.write_text(text, encoding="utf-8")
+    else:
+        _compare(options)
+    return 0
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -169,4 +177,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvbench import command
 from kvbench.core import KvbenchError
 from kvbench.figures import style
 from kvbench.figures.film import film
@@ -21,16 +22,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments, by default those of the process.
 
     Returns:
-        The exit code: 0, or 1 after a user's mistake.
+        The exit status: 0, or 2 after a user's mistake.
     """
     options = _parser().parse_args(argv)
-    try:
-        for path in draw(options.folders, options.to, seconds=options.seconds):
-            print(path)
-    except KvbenchError as error:
-        print(f"kvbench.memory_map: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    def action() -> int:
+        print(*draw(options.folders, options.to, seconds=options.seconds), sep="\n")
+        return 0
+
+    return command.run("kvbench.memory_map", action, "files that are written stay")
 
 
 def draw(folders: Sequence[Path], to: Path | None = None, seconds: float = 16.0) -> list[Path]:

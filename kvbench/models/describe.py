@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from kvbench.core import KvbenchError
+from kvbench import command
 from kvbench.models.families import check_supported, shapes_of
 from kvbench.models.loading import read_config
 from kvbench.models.sources import find
@@ -48,19 +49,25 @@ def describe(weights: str, name: str | None = None) -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command; returns its exit status."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Describe the weights that the command line names.
+
+    Args:
+        argv: the arguments, by default those of the process.
+
+    Returns:
+        The exit status: 0, or 2 after a user's mistake.
+    """
     parser = argparse.ArgumentParser(prog="python -m kvbench.models.describe", description=describe.__doc__)
     parser.add_argument("weights", help="a folder, owner/name on the Hugging Face hub, a .gguf or .bin file")
     parser.add_argument("--name", help="how the model is called; after the weights unless given")
-    given = parser.parse_args(arguments)
-    try:
-        shapes = describe(given.weights, given.name)
-    except KvbenchError as error:
-        print(error, file=sys.stderr)
-        return 1
-    yaml.safe_dump(shapes, sys.stdout, sort_keys=False)
-    return 0
+    options = parser.parse_args(argv)
+
+    def action() -> int:
+        yaml.safe_dump(describe(options.weights, options.name), sys.stdout, sort_keys=False)
+        return 0
+
+    return command.run("kvbench.models.describe", action)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvbench import command
 from kvbench.core import KvbenchError
 from kvbench.report.page import write
 
@@ -18,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments, by default those of the process.
 
     Returns:
-        The exit code: 0, or 2 after a user's mistake.
+        The exit status: 0, or 2 after a user's mistake.
     """
     parser = argparse.ArgumentParser(
         prog="python -m kvbench.report",
@@ -27,16 +28,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folders", metavar="results/NAME", nargs="+", type=Path, help="what an experiment left")
     parser.add_argument("--to", type=Path, help="the file, of one folder only; by default report.html in the folder")
     options = parser.parse_args(argv)
-    try:
+
+    def action() -> int:
         if options.to and len(options.folders) > 1:
             raise KvbenchError(f"--to names one file, but {len(options.folders)} folders are given; leave it out")
         for folder in options.folders:
             path = write(folder, options.to)
             print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
-    except KvbenchError as error:
-        print(f"kvbench.report: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return 0
+
+    return command.run("kvbench.report", action, "reports that are written stay")
 
 
 if __name__ == "__main__":
