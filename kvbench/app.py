@@ -20,9 +20,9 @@ from kvbench.estimate import PER_PROCESS_S
 from kvbench.figures.experiment import draw
 from kvbench.figures.terminal import aligned, text
 from kvbench.metrics import METRICS
-from kvbench.results import Results
-from kvbench.runners.simulated import Simulated
+from kvbench.results import SIMULATED, Results
 from kvbench.schema import HEADINGS
+from kvbench.statistics import intervals_by
 from kvbench.sweep import Plan, Report, estimate, execute, finished, plan, unfinished
 
 USAGE = """\
@@ -182,10 +182,11 @@ def _duration(seconds: float) -> str:
 def _present(planned: Plan, report: Report) -> None:
     """Draw where the experiment has a figure, and print a table either way."""
     results = Results(planned.folder)
-    table = draw(results, planned.experiment)
+    with intervals_by(planned.interval):
+        table = draw(results, planned.experiment) or _plain_table(report.rows, results)
     print()
     print(_provenance_line(report.rows))
-    print(table or _plain_table(report.rows, results))
+    print(table)
     print(f"Results: {planned.folder}")
 
 
@@ -228,7 +229,7 @@ def _point_table(row: dict[str, Any]) -> str:
         for name, metric in METRICS.items()
         if not any(part in name for part in ("_iteration_", "steady_")) and (row[name] or name in HEADINGS)
     }
-    names = {} if row["device"] == Simulated.device_name else _MEASURED
+    names = {} if row["device"] == SIMULATED else _MEASURED
     numbers = aligned([("metric", "value"), *((names.get(name, name), text(row[name])) for name in shown)])
     texts = aligned([("unit", "meaning"), *((each.unit, each.description) for each in shown.values())], left=2)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

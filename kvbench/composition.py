@@ -30,6 +30,7 @@ from kvbench.capacity import batch_limit, capacity_of, memory_bytes, model_of, s
 from kvbench.core import KvbenchError
 from kvbench.instantiate import check_arguments
 from kvbench.search import FALLING, RISING
+from kvbench.statistics import Method, check_bootstrap
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 AXES = ("allocator", "reservation", "scheduler", "costs")
@@ -71,6 +72,7 @@ class Common:
     seed: int
     trial: int
     repeats: int
+    interval: Method
     records: Literal["full", "summary"]
     memory_map: bool
     live: bool
@@ -96,6 +98,8 @@ class Common:
             raise KvbenchError(f"trial={self.trial} is negative; give 0 or more")
         if self.repeats < 1:
             raise KvbenchError(f"repeats={self.repeats} runs nothing; give 1 or more")
+        if self.interval == "bootstrap":
+            check_bootstrap(self.repeats)
         self._check_memory()
         if not self.measure_from_s >= 0:
             raise KvbenchError(f"measure_from_s={self.measure_from_s} is no time of the run; give 0 or more")
@@ -557,7 +561,7 @@ def _split(config: dict[str, Any], chosen: Mapping[str, str], label: str) -> Res
     check_arguments(Common, top, "")
     common = Common(**top)
     executor = config.pop("executor")
-    for key in ("name", "panel", "repeats", "results_dir", "memory_map", "live"):
+    for key in ("name", "panel", "repeats", "interval", "results_dir", "memory_map", "live"):
         del config[key]
     config["system"] = label
     config["choices"] = {group: chosen[group] for group in sorted(chosen) if group not in ("executor", "experiment")}

@@ -8,12 +8,16 @@ and ratios of the same repeat (Law, *Simulation Modeling and Analysis*, 5th ed.,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import nctdtr, ndtri, stdtrit
+
+from kvbench.core import KvbenchError
 
 Floats = npt.NDArray[np.float64]
 Values = Sequence[float] | Floats
@@ -28,6 +32,11 @@ NUM_RESIDENCES = 5
 """Least length of a warm-up, in mean times that a request stays."""
 _BATCH = 5
 """Observations averaged before MSER: the 5 of MSER-5."""
+Method = Literal["t", "bootstrap"]
+"""How intervals of means are made: Student's, or by resampling."""
+BOOTSTRAP_LEAST = 10
+"""Replications below which bootstrap intervals are too narrow."""
+_method: ContextVar[Method] = ContextVar("method", default="t")
 
 
 class Interval(NamedTuple):
@@ -61,6 +70,41 @@ class Interval(NamedTuple):
         return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 
+@contextmanager
+def intervals_by(method: Method) -> Iterator[None]:
+    """Inside, intervals of means, hence of differences and ratios, are made by this method; outside by Student's."""
+    token = _method.set(method)
+    try:
+        yield
+    finally:
+        _method.reset(token)
+
+
+def named() -> str:
+    """What the intervals are called that are made here."""
+    return "95 % bootstrap intervals" if _method.get() == "bootstrap" else "95 % intervals"
+
+
+def mean_interval(values: Values, confidence: float = CONFIDENCE) -> Interval:
+    """For the mean: by ``t_interval``, or what ``intervals_by`` says.
+
+    Raises:
+        KvbenchError: the bootstrap is asked for, and there are too few replications for it.
+    """
+    if _method.get() == "t" or len(values) == 1:
+        return t_interval(values, confidence)
+    check_bootstrap(len(values))
+    return bootstrap_interval(values, confidence)
+
+
+def check_bootstrap(num: int) -> None:
+    """Raise KvbenchError where so many replications are too few for it."""
+    if num < BOOTSTRAP_LEAST:
+        raise KvbenchError(
+            f"repeats={num}: interval=bootstrap is too narrow then; give {BOOTSTRAP_LEAST} or more, or interval=t"
+        )
+
+
 def t_interval(values: Values, confidence: float = CONFIDENCE) -> Interval:
     """Student's interval for the mean: ``m +- t(n - 1) s / sqrt(n)``.
 
@@ -80,8 +124,8 @@ def bootstrap_interval(
 ) -> Interval:
     """Bias-corrected and accelerated bootstrap (Efron, JASA 82, 1987), from ``scipy.stats.bootstrap``.
 
-    For statistics that are no means, and skewed replications. With fewer than about ten of them it is too narrow: then
-    prefer ``t_interval``.
+    For statistics that are no means, and skewed replications. With fewer than about ten of them it is too narrow
+    (``check_bootstrap``).
 
     Args:
         values: one per replication.
@@ -105,32 +149,32 @@ def bootstrap_interval(
 
 
 def paired_difference(first: Values, second: Values, confidence: float = CONFIDENCE) -> Interval:
-    """Student's interval for the mean of ``first - second``, repeat by repeat (Law, section 10.2.1).
+    """The interval for the mean of ``first - second``, repeat by repeat (Law, section 10.2.1).
 
     Raises:
         ValueError: they have different lengths.
     """
-    return t_interval(_pairs(first, second, np.subtract), confidence)
+    return mean_interval(_pairs(first, second, np.subtract), confidence)
 
 
 def paired_ratio(first: Values, second: Values, confidence: float = CONFIDENCE) -> Interval:
-    """Geometric mean of ``first / second``, repeat by repeat, with Student's interval of the logarithms.
+    """Geometric mean of ``first / second``, repeat by repeat, with the interval of the logarithms' mean.
 
     Logarithms make it one statement whichever is called first, and let the factors of a chain multiply to the whole.
 
     Raises:
         ValueError: they have different lengths, or a value is not above 0.
     """
-    return _exp(t_interval(_pairs(_logs(first), _logs(second), np.subtract), confidence))
+    return _exp(mean_interval(_pairs(_logs(first), _logs(second), np.subtract), confidence))
 
 
 def geometric_mean(values: Values, confidence: float = CONFIDENCE) -> Interval:
-    """Of ratios, one per repeat, with Student's interval of their logarithms: ``paired_ratio`` of what they compare.
+    """Of ratios, one per repeat, with the interval of their logarithms' mean: ``paired_ratio`` of what they compare.
 
     Raises:
         ValueError: a value is not above 0.
     """
-    return _exp(t_interval(_logs(values), confidence))
+    return _exp(mean_interval(_logs(values), confidence))
 
 
 def unpaired_difference(first: Values, second: Values, confidence: float = CONFIDENCE) -> Interval:

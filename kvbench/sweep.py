@@ -29,10 +29,11 @@ from kvbench.point import Point, identify
 from kvbench.results import COLUMNS, write_csv
 from kvbench.run import Outcome, PointRun, run_all
 from kvbench.schedulers.base import MissingCorner
+from kvbench.statistics import Method
 
 ADHOC = "adhoc"
 """The experiment of points that are typed on the command line."""
-_OF_THE_COMMAND = ("name", "results_dir", "memory_map", "live", "records")
+_OF_THE_COMMAND = ("name", "results_dir", "memory_map", "live", "records", "interval")
 """Keys that all points of a command have in common."""
 _MAX_WORDS = 160
 """Characters that a message may spend on which point it is about."""
@@ -66,6 +67,7 @@ class Plan:
         keeps_steps: whether points leave ``steps.parquet``.
         keeps_map: whether they leave ``memory_map.parquet``.
         is_live: whether they are shown while they run.
+        interval: how intervals of means over repeats are made.
         capacities: the distinct capacity reports.
     """
 
@@ -77,6 +79,7 @@ class Plan:
     capacities: list[Capacity]
     keeps_map: bool = False
     is_live: bool = False
+    interval: Method = "t"
 
     @property
     def points(self) -> dict[str, Point]:
@@ -168,6 +171,7 @@ def plan(composer: Composer, typed: list[list[Setting]], launcher: Seq[str] = ()
         capacities=list(capacities),
         keeps_map=command.common.memory_map,
         is_live=command.common.live,
+        interval=command.common.interval,
     )
 
 

@@ -125,6 +125,20 @@ def test_equal_memory_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert said(["-m", "system=vllm,orca_max", *FAST, "--dry-run"], capsys).count("Memory: ") == 1
 
 
+def test_intervals_by_the_bootstrap(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of points that are finished, too: what is shown of them is no part of their identity."""
+    command = ["workload=fixed", "workload.num_requests=60", "executor=serial", "repeats=10"]
+    students = said(command, capsys)
+    text = said([*command, "interval=bootstrap"], capsys)
+    assert "Finished before: 10 of 10 points." in text
+    assert "Means and 95 % bootstrap intervals" in text
+    line, other = (next(each for each in words.splitlines() if each.startswith("vllm")) for words in (text, students))
+    assert line != other
+    assert line.split()[:3] == other.split()[:3]  # the same mean
+    assert main([*command[:-1], "repeats=9", "interval=bootstrap"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 def test_one_of_hydra_s_launchers_runs_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     sweep = ["-m", *FAST[:-1], "workload.request_rate=1,2"]
     assert "Results: results/adhoc" in said([*sweep, "hydra/launcher=basic"], capsys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ LAUNCHERS = {
     "joblib": ["hydra.launcher.n_jobs=2"],
     "submitit_local": ["hydra.launcher.cpus_per_task=1", "hydra.launcher.timeout_min=2"],
 }
+if not {"hydra-ray-launcher"}.isdisjoint(each.name for each in distributions()):
+    # It excludes the others: tested in an environment of its own (docs/scale.md), and by itself there.
+    LAUNCHERS = {"ray": ["hydra.launcher.ray.init.address=local", "+hydra.launcher.ray.init.num_cpus=2"]}
 
 
 def launcher(name: str, tmp_path: Path) -> Launcher:

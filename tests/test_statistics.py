@@ -12,7 +12,7 @@ from scipy.special import stdtrit
 
 from kvbench.allocators.paged import Paged
 from kvbench.clock import VirtualClock
-from kvbench.core import Request
+from kvbench.core import KvbenchError, Request
 from kvbench.engine import Engine, serve
 from kvbench.ledger import Ledger
 from kvbench.metrics import summarize
@@ -22,10 +22,14 @@ from kvbench.schedulers.iteration_level import IterationLevel
 from kvbench.statistics import (
     Interval,
     bootstrap_interval,
+    geometric_mean,
     growth_score,
     has_grown,
+    intervals_by,
+    mean_interval,
     mean_levels,
     mser,
+    named,
     num_replications,
     paired_difference,
     paired_ratio,
@@ -99,6 +103,23 @@ def test_bootstrap_covers_a_mean_and_is_the_same_twice() -> None:
     found = [bootstrap_interval(row, num_resamples=400) for row in drawn]
     assert 0.88 <= np.mean([0.0 in each for each in found]) <= 0.98
     assert bootstrap_interval(drawn[0]) == bootstrap_interval(drawn[0])
+
+
+def test_means_and_ratios_have_the_intervals_that_are_asked_for() -> None:
+    first, second = np.random.default_rng(2).lognormal(size=(2, 12))
+    assert mean_interval(first) == t_interval(first)
+    with intervals_by("bootstrap"):
+        assert mean_interval(first) == bootstrap_interval(first) != t_interval(first)
+        logs = bootstrap_interval(np.log(first / second))
+        assert paired_ratio(first, second) == pytest.approx(geometric_mean(first / second))
+        assert paired_ratio(first, second)[:3] == pytest.approx(np.exp(logs[:3]))
+        assert paired_difference(first, second) == bootstrap_interval(first - second)
+        assert named() == "95 % bootstrap intervals"
+        assert math.isnan(mean_interval([2.0]).low)
+        with pytest.raises(KvbenchError, match="repeats=9: interval=bootstrap is too narrow then; give 10 or more"):
+            mean_interval(first[:9])
+    assert mean_interval(first) == t_interval(first)
+    assert named() == "95 % intervals"
 
 
 def test_pairs_take_out_what_both_share() -> None:

@@ -13,6 +13,7 @@ from kvbench.figures.terminal import aligned
 from kvbench.metrics import METRICS
 from kvbench.paper.claims import Claim
 from kvbench.results import Results
+from kvbench.statistics import named
 
 CAPACITY = "capacity_req_per_s"
 ON_THE_TRACE = "trace_capacity_req_per_s"
@@ -102,4 +103,4 @@ def _meaning(summary: pd.DataFrame) -> str:
     )
     durations = [f"{each:g} s" for each in sorted(set(summary["duration_s"])) if not math.isnan(each)]
     length = f" ({', '.join(durations)})" if durations else ""
-    return f"Means and 95 % intervals over {nums} paired repeats, corrected for the length of the trace{length}"
+    return f"Means and {named()} over {nums} paired repeats, corrected for the length of the trace{length}"

@@ -18,7 +18,7 @@ from kvbench.figures.frames import curve, footnote, value, where
 from kvbench.figures.style import Look
 from kvbench.figures.typeset import Table
 from kvbench.schema import HEADINGS, SUMMARY
-from kvbench.statistics import Interval
+from kvbench.statistics import Interval, named
 
 KEYS = (
     "results", "panel", "system", "device", "hardware", "model", "workload", "workload_source", "num_samples",
@@ -156,7 +156,7 @@ def titled(column: str) -> str:
 
 
 def _note(frame: pd.DataFrame, *more: str) -> str:
-    repeats = ["Intervals: 95 %, of means over repeats"] if frame["repeat"].nunique() > 1 else []
+    repeats = [f"{named()} of means over repeats"] if frame["repeat"].nunique() > 1 else []
     return footnote(frame, f"Served: {where(frame)}", *repeats, *more)
 
 

@@ -25,7 +25,7 @@ from kvbench.paper.points import LatencyPanel, latency_panels
 from kvbench.partition import Part
 from kvbench.results import Results
 from kvbench.runners.simulated import NOT_COEFFICIENTS, IterationCosts
-from kvbench.statistics import Interval, paired_ratio, t_interval
+from kvbench.statistics import Interval, mean_interval, named, paired_ratio
 
 CAPACITY = "trace_capacity_req_per_s"
 """The rate at which the mean latency of the trace itself reaches the threshold, as the paper's rates are read."""
@@ -115,7 +115,7 @@ def _panel(results: Results, rows: pd.DataFrame) -> Panel | None:
     factors = ablation.contributions(corners, rates)
     if not factors:
         return None
-    start, end = t_interval(rates[0]), t_interval(rates[-1])
+    start, end = mean_interval(rates[0]), mean_interval(rates[-1])
     condition = _condition(rows)
     row = rows.iloc[0]
     return Panel(
@@ -330,7 +330,7 @@ def _meaning(summary: pd.DataFrame) -> str:
     row = summary.dropna(subset=[CAPACITY]).iloc[0]
     return (
         f"Rates at which a trace's {row['metric']} is {row['threshold']:g} "
-        f"{METRICS[row['metric']].unit}; 95 % intervals over {summary['repeat'].nunique()} repeats, of factors paired."
+        f"{METRICS[row['metric']].unit}; {named()} over {summary['repeat'].nunique()} repeats, of factors paired."
     )
 
 

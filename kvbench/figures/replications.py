@@ -25,9 +25,9 @@ def by_repeat(rows: pd.DataFrame, column: str) -> dict[int, float]:
 
 
 def interval(rows: pd.DataFrame, column: str) -> Interval | None:
-    """Mean of a column over the repeats of a point, with Student's interval; None if no repeat has a number."""
+    """Mean of a column over the repeats of a point, with its interval; None if no repeat has a number."""
     values = by_repeat(rows, column)
-    return statistics.t_interval(list(values.values())) if values else None
+    return statistics.mean_interval(list(values.values())) if values else None
 
 
 def ratio(first: pd.DataFrame, second: pd.DataFrame, column: str) -> Interval | None:
@@ -88,8 +88,8 @@ def table(summary: pd.DataFrame, labels: Sequence[str], metrics: Mapping[str, st
         )
     return (
         f"{aligned(lines, left=len(labels))}\n"
-        "Means and 95 % intervals between warm-up and last arrival; ratios of whole runs, paired by repeat; stable: no "
-        "growing queue (docs/statistics.md)."
+        f"Means and {statistics.named()} between warm-up and last arrival; ratios of whole runs, paired by repeat; "
+        "stable: no growing queue (docs/statistics.md)."
     )
 
 
