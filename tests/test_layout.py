@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,38 @@ def test_every_figure_has_its_experiment_its_module_and_its_script() -> None:
     assert FIGURES
     assert sorted(path.stem for path in ROOT.glob("kvbench/figures/fig_*.py")) == FIGURES
     assert sorted(path.stem for path in ROOT.glob("experiments/fig_*.py")) == FIGURES
+
+
+def _expanded(name: str) -> list[str]:
+    """``a.{b, c}`` -> ``a.b``, ``a.c``."""
+    found = re.fullmatch(r"([\w.]*)\{(.*)\}", name)
+    return [found[1] + part.strip() for part in found[2].split(",")] if found else [name]
+
+
+def test_every_module_has_its_line() -> None:
+    table = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8").partition("## Modules")[2]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    named = [each for cell in cells for name in re.findall(r"`([^`]+)`", cell) for each in _expanded(name)]
+    package = ROOT / "kvbench"
+    modules = {".".join(path.relative_to(package).with_suffix("").parts) for path in package.rglob("[!_]*.py")}
+    assert not [module for module in modules if not any(fnmatch(module, name) for name in named)]
+    assert not [name for name in named if not any(fnmatch(module, name) for module in modules)]
+    assert len(named) == len(set(named))
+
+
+CORE = (
+    "core", "clock", "engine", "reservation", "ledger", "records", "allocators/*", "schedulers/*", "runners/base",
+    "runners/simulated",
+)  # fmt: skip
+MAX_CORE_LINES = 3300
+
+
+def test_the_core_stays_small() -> None:
+    """What a request passes through on the virtual clock can be read in an afternoon."""
+    found = {name: list(ROOT.glob(f"kvbench/{name}.py")) for name in CORE}
+    assert all(found.values())
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for paths in found.values() for path in paths}
+    assert sum(lines.values()) <= MAX_CORE_LINES
 
 
 def test_every_allocator_has_its_yaml() -> None:
