@@ -115,8 +115,8 @@ def _generated(mark: str) -> str:
 
 def _experiment(path: Path) -> str:
     name = path.stem
-    command = f"make {name}" if name.startswith("fig_") or name == "smoke" else f"python -m kvbench +experiment={name}"
-    parts = [f"### {name}", _plain(_comment(path)), f"```sh\n{command}\n```"]
+    commands = "\n".join(_commands(path))
+    parts = [f"### {name}", _plain(_comment(path)), f"```sh\n{commands}\n```"]
     has_picture = False
     for suffix, how in (
         ("_pairs", "replaying the authors' data"),
@@ -132,6 +132,23 @@ def _experiment(path: Path) -> str:
     if not has_picture:
         parts.append("*No picture of it is committed: the command draws it.*")
     return "\n\n".join(parts)
+
+
+def _commands(path: Path) -> list[str]:
+    """What to type for an experiment: with what real runs need, and after what they are compared with is fitted."""
+    name = path.stem
+    if not name.startswith("fig_") and name != "smoke":
+        return [f"python -m kvbench +experiment={name}"]
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    points = [{"runner": "simulated", **content.get("common", {}), **point} for point in content["points"]]
+    selected = content.get("selected", {})
+    first = {point["runner"] for point in points if selected.items() <= point.items()}
+    others = {point["runner"] for point in points} - first
+    real = f"make {name} EXTRAS=dev,models"
+    found = [f"make {name}" if first == {"simulated"} else f"{real}  # needs a GPU" if first == {"kernels"} else real]
+    if any(point.get("costs") == "local" for point in points):
+        found = ["make install EXTRAS=dev,models", "python -m kvbench.calibrate", *found]
+    return found + [f"{real} ARGS=runner={runner}" for runner in sorted(others)]
 
 
 def _claims(path: Path, how: str) -> str:
