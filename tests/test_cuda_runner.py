@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,mode
 
 import torch
 import yaml
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvbench.allocators.base import Ability, Allocator
 from kvbench.app import main
@@ -239,6 +242,31 @@ def test_a_decode_is_padded_to_the_next_bucket_and_replayed_over_the_same_buffer
     device.log.clear()
     made.step(np.zeros((7, made.places.width), np.int32))
     assert device.log == ["compute: decode"]  # larger than the largest
+
+
+@pytest.mark.parametrize("name", ["tiny_opt", "tiny_llama"])
+def test_what_is_captured_reads_nothing_back_and_nothing_of_the_host(name: str) -> None:
+    """On a device without values, a step that depends on one raises, as a capture would."""
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            assert not any(isinstance(each, torch.Tensor) and each.device.type == "cpu" for each in args), func
+            return func(*args, **(kwargs or {}))
+
+    where = torch.device("meta")
+    device = Cpu()
+    device.where = where
+    shapes = SHAPES[name]
+    bare = copy.deepcopy(model(name).model).to(where)
+    pool = KVCache(shapes.num_layers, 64, shapes.num_kv_heads, shapes.head_dim, device=where)
+    packed = PackedModel(bare, pool, lambda q, *_: torch.empty_like(q), lambda *_: None)
+    made = Shard(packed, device, Places(4, 64, 0), [4])
+    with Watched():
+        output = made._decode(made._rows, 1)
+    assert output.logits.shape == (4, shapes.vocab_size)
+    assert output.chosen.device == where
+    with pytest.raises((RuntimeError, NotImplementedError)), Watched():
+        made._decode(made._rows[output.chosen >= 0], 1)  # how many rows there are would have to be read
 
 
 def test_graphs_count_among_the_activations(monkeypatch: pytest.MonkeyPatch) -> None:
