@@ -49,12 +49,6 @@ class KVCache:
         self.keys = list(self.data[:, 0])
         self.values = list(self.data[:, 1])
 
-    @property
-    def bytes_per_slot(self) -> int:
-        """Of one token's K and V in all layers."""
-        num_layers, _, _, num_kv_heads, head_dim = self.data.shape
-        return num_layers * 2 * num_kv_heads * head_dim * self.data.element_size()
-
     def write(self, layer: int, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Put the K and V of new tokens, ``[T, num_kv_heads, head_dim]`` each, into their slots, ``[T]``.
 

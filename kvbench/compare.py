@@ -19,7 +19,7 @@ from kvbench import command
 from kvbench.core import KvbenchError
 from kvbench.figures import comparison, style
 from kvbench.figures.typeset import Table
-from kvbench.results import Results, leaves
+from kvbench.results import SIMULATED, Results, leaves
 from kvbench.tables import load
 
 CONDITIONS = {
@@ -162,7 +162,7 @@ def compare(
 
 def differences(frame: pd.DataFrame, x: str | None, y: str) -> Iterator[str]:
     """Why points cannot be compared, in words: what they ought to have in common, and have not."""
-    simulated = frame["runner"] == "simulated"
+    simulated = frame["runner"] == SIMULATED
     if simulated.any() and not simulated.all():
         yield f"simulated beside measured ({_listed(frame['runner'][~simulated])})"
     asked = {name: name for name in _OBJECTIVE} if y.removeprefix("steady_").startswith(("slo_", "goodput_")) else {}

@@ -23,7 +23,7 @@ from kvbench import __version__, command
 from kvbench.core import KvbenchError
 from kvbench.partition import CLASSES
 from kvbench.records import Columns
-from kvbench.results import Results, is_nothing, write_text
+from kvbench.results import SIMULATED, Results, is_nothing, write_text
 
 VERSION = "0.2.1"
 PERCENTILES = {
@@ -91,7 +91,7 @@ def report(results: Results, row: pd.Series[Any]) -> Json:
     """
     config, manifest, requests = results.config(row), results.manifest(row), results.requests(row)
     steps = results.steps(row) if (results.folder(row) / "steps.parquet").is_file() else None
-    way = "simulated" if row["runner"] == "simulated" else f"measured on {row['device']}"
+    way = SIMULATED if row["runner"] == SIMULATED else f"measured on {row['device']}"
     return {
         "version": VERSION,
         "run": {
@@ -99,7 +99,7 @@ def report(results: Results, row: pd.Series[Any]) -> Json:
             "eid": results.path.name,
             "time": {"duration": f"PT{float(row['simulated_s'])}S"},
             "description": f"kvbench {row['system']}, {row['model']}, {row['workload']}: {way}",
-            "keywords": ["kvbench", "simulated" if way == "simulated" else "measured"],
+            "keywords": ["kvbench", SIMULATED if way == SIMULATED else "measured"],
         },
         "scenario": {"stack": [_engine(row, config, way)], "load": _load(row, config, manifest, requests)},
         "results": {
@@ -128,7 +128,7 @@ def _engine(row: pd.Series[Any], config: Json, way: str) -> Json:
             "replicas": 1,
             "model": {"name": str(row["model"])},
             "accelerator": {
-                "model": hardware["gpu"] if way == "simulated" else str(row["device"]),
+                "model": hardware["gpu"] if way == SIMULATED else str(row["device"]),
                 "count": hardware["num_gpus"],
                 "parallelism": {"tp": hardware["num_gpus"]},
             },
@@ -147,7 +147,7 @@ def _load(row: pd.Series[Any], config: Json, manifest: Json, requests: Columns) 
         "standardized": {
             "tool": "kvbench",
             "tool_version": __version__,
-            "source": "unknown" if row["runner"] == "simulated" else "random",  # the text of a prompt plays no part
+            "source": "unknown" if row["runner"] == SIMULATED else "random",  # the text of a prompt plays no part
             **{name: _length(column) for name, column in lengths.items() if len(column)},
             **({} if is_nothing(row["request_rate"]) else {"rate_qps": float(row["request_rate"])}),
         },

@@ -16,6 +16,7 @@ from rich.text import Text
 from kvbench.core import Batch, StepResult
 from kvbench.engine import Engine
 from kvbench.partition import CLASSES
+from kvbench.runners.simulated import Simulated
 
 REFRESH_S = 0.1
 """Between two pictures, by the wall clock."""
@@ -124,7 +125,8 @@ class Panel:
         table.add_row("", Text.assemble(*shares))
         table.add_row("throughput", f"{rates[0]:.2f} requests/s, {rates[1]:,.0f} tokens/s over the last {WINDOW_S:g} s")
         table.add_row("clock", f"{now_s:,.1f} s, {self._num_steps:,} iterations{speed}")
-        note = "simulated" if engine.runner.device_name == "simulated" else f"measured on {engine.runner.device_name}"
+        device = engine.runner.device_name
+        note = device if device == Simulated.device_name else f"measured on {device}"
         return Frame(Group(table), title=self._headline, subtitle=note, title_align="left", subtitle_align="right")
 
 

@@ -35,6 +35,8 @@ POINT_COLUMNS = (
 """What ``summary.json`` of a point holds, in this order."""
 COLUMNS = ("experiment", "panel", "repeat", *POINT_COLUMNS, "point")
 """The columns of ``summary.csv``; empty fields do not exist or are not a number. ``point`` is the folder's name."""
+SIMULATED = "simulated"
+"""Runner and device of what was not measured."""
 TOGETHER = "manifests.json"
 """Point -> manifest, of results that are kept without the points' folders."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

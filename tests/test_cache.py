@@ -80,10 +80,6 @@ def test_a_swap_brings_tokens_back_to_other_slots(cache: KVCache) -> None:
     assert not cache.data[:, :, [0, 1, 4, 5, 6, 7, 8]].any()
 
 
-def test_bytes_per_slot(cache: KVCache) -> None:
-    assert cache.bytes_per_slot * SLOTS == cache.data.numel() * cache.data.element_size()
-
-
 def test_layers_are_contiguous_and_aligned_to_cache_lines() -> None:
     cache = KVCache(2, 64, 2, 32)
     assert all(layer.is_contiguous() for layer in (*cache.keys, *cache.values))

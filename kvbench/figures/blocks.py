@@ -9,11 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from kvbench.figures import style
-from kvbench.figures.frames import Pairs, curve, select
+from kvbench.figures.frames import LATENCY, Pairs, curve, select
 from kvbench.figures.style import Look
 from kvbench.figures.terminal import number
-
-LATENCY = "normalized_latency_mean_s"
 
 
 def latencies(summary: pd.DataFrame, panel: str) -> dict[int, float]:

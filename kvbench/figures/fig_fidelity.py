@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from kvbench.figures import style
-from kvbench.figures.frames import select, value
+from kvbench.figures.frames import measured, select, simulated, value
 from kvbench.figures.terminal import aligned, number
 from kvbench.paper.claims import Claim, Statement
 from kvbench.results import Results
@@ -170,12 +170,11 @@ def claims(results: Results) -> list[Claim]:
 def pair_of(summary: pd.DataFrame, load: str, system: str, metric: str) -> Pair:
     """A metric of a point, from the rows that are prepared."""
     rows = select(summary, load=load, preset=system)
-    is_simulated = rows["runner"] == "simulated"
-    real = pd.to_numeric(rows.loc[~is_simulated, metric]).dropna().to_numpy(np.float64)
-    simulated = value(rows[is_simulated], metric)
+    real = pd.to_numeric(measured(rows)[metric]).dropna().to_numpy(np.float64)
+    expected = value(simulated(rows), metric)
     if not len(real):
-        return Pair(simulated, None, np.nan, np.nan, 0)
-    return Pair(simulated, float(np.median(real)), float(real.min()), float(real.max()), len(real))
+        return Pair(expected, None, np.nan, np.nan, 0)
+    return Pair(expected, float(np.median(real)), float(real.min()), float(real.max()), len(real))
 
 
 def _prepared(results: Results) -> pd.DataFrame:
@@ -223,10 +222,9 @@ def _footnote(summary: pd.DataFrame) -> str:
     def words(rows: pd.DataFrame, column: str) -> str:
         return ", ".join(sorted(set(rows[column].dropna().astype(str)))) or "none"
 
-    is_simulated = summary["runner"] == "simulated"
     return (
-        f"Real: {words(summary, 'model')}, measured on {words(summary[~is_simulated], 'device')}; median of the runs, "
-        f"bars from the least to the most. Simulated (costs: {words(summary[is_simulated], 'costs')}, fitted to "
+        f"Real: {words(summary, 'model')}, measured on {words(measured(summary), 'device')}; median of the runs, "
+        f"bars from the least to the most. Simulated (costs: {words(simulated(summary), 'costs')}, fitted to "
         f"other requests). Lengths: {words(summary, 'workload_source')}."
     )
 
@@ -248,7 +246,7 @@ def _worst(summary: pd.DataFrame, points: list[tuple[str, str]]) -> list[str]:
 
 def _calibration(results: Results, summary: pd.DataFrame) -> list[str]:
     """How well the costs describe what they were fitted to."""
-    for _, row in summary[summary["runner"] == "simulated"].iterrows():
+    for _, row in simulated(summary).iterrows():
         costs = results.config(row).get("costs") or {}
         if found := costs.get("residuals"):
             return [
@@ -264,7 +262,7 @@ def _obstacle(rows: pd.DataFrame) -> str | None:
     others = sorted(set(rows["model"]) - {MODEL})
     if others:
         return f"model is {', '.join(others)}, the expectation's is {MODEL}"
-    costs = sorted(set(rows.loc[rows["runner"] == "simulated", "costs"].dropna()))
+    costs = sorted(set(simulated(rows)["costs"].dropna()))
     hardware = sorted(set(rows["hardware"]) - {"local"})
     return f"costs={', '.join(costs)} on {', '.join(hardware)}" if hardware else None
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from kvbench.figures import style
@@ -40,7 +38,7 @@ def draw(results: Results) -> dict[str, Figure]:
         looks = style.looks(curves)
         for system, look in looks.items():
             for axes, points in ((upper, _throughput(curves[system])), (lower, _memory(curves[system]))):
-                axes.plot(*zip(*points, strict=True), color=look.color, marker=look.marker, linestyle=look.linestyle)
+                style.plot(axes, points, look)
         paper = published()["fig1_right"]
         style.plot_hollow(upper, paper["throughput_tok_per_s"], style.INK, "o")
         for system, name in PAPER_NAMES.items():
@@ -52,10 +50,7 @@ def draw(results: Results) -> dict[str, Figure]:
         lower.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         lower.set_xlabel("Requests in the batch")
         lower.set_xlim(left=0)
-        handles: list[Artist] = [
-            Line2D([], [], color=look.color, marker=look.marker, linestyle=look.linestyle, label=look.label)
-            for look in looks.values()
-        ]
+        handles = style.legend(looks)
         figure.legend(handles=[*handles, style.hollow("o")], loc="outside upper center", ncols=len(handles) + 1)
     return {"fig_memory_growth": figure}
 

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from kvbench.figures import replications, style
-from kvbench.figures.frames import footnote, select
+from kvbench.figures.frames import LATENCY, footnote, select
 from kvbench.figures.style import LineStyle, Look
 from kvbench.figures.terminal import aligned, number
 from kvbench.paper.claims import Claim
@@ -22,7 +22,6 @@ from kvbench.paper.points import Curve, latency_panels
 from kvbench.results import Results
 from kvbench.statistics import Interval
 
-LATENCY = "normalized_latency_mean_s"
 CAPACITY, STEADY = "trace_capacity_req_per_s", "capacity_req_per_s"
 SYSTEMS = ("vllm", "orca_oracle")
 _LINES: list[tuple[str, str, LineStyle]] = [

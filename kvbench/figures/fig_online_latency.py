@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from kvbench.figures import latency, style
-from kvbench.figures.frames import curve, footnote, obstacle, select, systems, value, where
+from kvbench.figures.frames import LATENCY, curve, footnote, obstacle, select, systems, value, where
 from kvbench.figures.limits import limited_by
-from kvbench.figures.rates import LATENCY, curves, gain, judge
+from kvbench.figures.rates import curves, gain, judge
 from kvbench.figures.terminal import aligned, number
 from kvbench.paper.claims import Claim, expectation
 from kvbench.paper.curves import Crossing, crossing

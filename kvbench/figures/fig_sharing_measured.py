@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvbench.figures import savings, style
-from kvbench.figures.frames import difference, select, value, where
+from kvbench.figures.frames import difference, measured, select, value, where
 from kvbench.figures.savings import COLUMNS, SAVED, TITLES, Bars
 from kvbench.paper.claims import Claim, Statement
 from kvbench.results import Results
@@ -28,7 +28,7 @@ MODEL = "smollm2_135m"
 def draw(results: Results) -> dict[str, Figure]:
     """A panel for samples and one for beams, a pair of bars for each number of them."""
     summary = results.summary
-    real = summary[summary["runner"] != "simulated"]
+    real = measured(summary)
     sources = ", ".join(sorted(set(summary["workload_source"].dropna())))
     notes = [
         *([where(real)] if len(real) else []),

@@ -12,8 +12,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvbench.capacity import model_of
-from kvbench.figures import blocks, style
-from kvbench.figures.frames import difference, obstacle, select, where
+from kvbench.figures import blocks, frames, style
+from kvbench.figures.frames import difference, obstacle, where
 from kvbench.figures.style import Look
 from kvbench.figures.terminal import aligned
 from kvbench.paper.claims import Claim, expectation, stated
@@ -139,7 +139,7 @@ def _expected(results: Results) -> list[Claim]:
 def simulated(results: Results) -> dict[str, dict[int, float]]:
     """What is done -> block size -> milliseconds, by the prices of the points that were simulated."""
     curves: dict[str, dict[int, float]] = {}
-    for _, row in select(results.summary, runner="simulated").iterrows():
+    for _, row in frames.simulated(results.summary).iterrows():
         size = int(row["block_size"])
         for kind, milliseconds in prices(results.config(row), size).items():
             curves.setdefault(kind, {})[size] = milliseconds
@@ -157,8 +157,7 @@ def measured(results: Results) -> dict[str, dict[int, float]]:
 
 
 def _real(results: Results) -> pd.DataFrame:
-    summary = results.summary
-    return summary[summary["runner"] != "simulated"]
+    return frames.measured(results.summary)
 
 
 def prices(config: Mapping[str, Any], block_size: int) -> dict[str, float]:
@@ -192,5 +191,5 @@ def _paper() -> dict[str, Any]:
 
 
 def _obstacle(results: Results) -> str | None:
-    rows = select(results.summary, runner="simulated")
+    rows = frames.simulated(results.summary)
     return difference(rows, model="opt_13b", hardware="a100_40gb", costs="paper_engine")

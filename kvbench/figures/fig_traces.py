@@ -8,8 +8,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvbench.figures import latency, style
-from kvbench.figures.frames import footnote, select, systems, way
-from kvbench.figures.rates import LATENCY, curves
+from kvbench.figures.frames import LATENCY, footnote, select, systems, way
+from kvbench.figures.rates import curves
 from kvbench.figures.terminal import aligned
 from kvbench.paper.claims import Claim
 from kvbench.paper.curves import THRESHOLD_S, crossing

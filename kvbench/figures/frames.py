@@ -10,9 +10,12 @@ from typing import Any
 import pandas as pd
 
 from kvbench.paper.claims import Claim
+from kvbench.results import SIMULATED
 
 Pairs = list[tuple[float, float]]
 
+LATENCY = "normalized_latency_mean_s"
+"""The latency that the paper plots (s/token)."""
 PAPERS_PAIRS = {
     "sharegpt": "ShareGPT pairs of the authors' artifact",
     "alpaca": "Alpaca pairs of the authors' artifact",
@@ -29,6 +32,16 @@ def select(summary: pd.DataFrame, **equal: Any) -> pd.DataFrame:
     for column, value in equal.items():
         rows = rows[rows[column] == value]
     return rows
+
+
+def simulated(rows: pd.DataFrame) -> pd.DataFrame:
+    """Those that were not measured."""
+    return rows[rows["runner"] == SIMULATED]
+
+
+def measured(rows: pd.DataFrame) -> pd.DataFrame:
+    """Those of real runs."""
+    return rows[rows["runner"] != SIMULATED]
 
 
 def value(rows: pd.DataFrame, column: str) -> float | None:
@@ -70,8 +83,8 @@ def obstacle(rows: pd.DataFrame, **conditions: Any) -> str | None:
         rows: of one claim.
         conditions: column -> the value for which the expectation was made.
     """
-    if "simulated" in way(rows):
-        return "simulated"
+    if len(simulated(rows)):
+        return SIMULATED
     return difference(rows, "the expectation's", **conditions) if len(rows) else None
 
 
@@ -108,12 +121,12 @@ def window(rows: pd.DataFrame) -> str:
 def where(rows: pd.DataFrame) -> str:
     """What was served, and where it was measured if it was."""
     models, devices = (join.join(sorted(set(rows[column]))) for column, join in (("model", ", "), ("device", "; ")))
-    return models if "simulated" in way(rows) else f"{models}, measured on {devices}"
+    return models if len(simulated(rows)) else f"{models}, measured on {devices}"
 
 
 def footnote(rows: pd.DataFrame, *more: str) -> str:
     """What a reader must know of every number shown: simulated or not, with which costs, from which workload."""
     costs, sources = (_words(sorted(set(rows[column].dropna()))) for column in ("costs", "workload_source"))
     how = way(rows)
-    parts = [f"{how.capitalize()} (costs: {costs})" if "simulated" in how else f"Run by {how}", f"Lengths: {sources}"]
+    parts = [f"{how.capitalize()} (costs: {costs})" if len(simulated(rows)) else f"Run by {how}", f"Lengths: {sources}"]
     return ". ".join([*parts, *more]) + "."

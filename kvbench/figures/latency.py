@@ -64,8 +64,7 @@ def draw_bands(
     """
     for system, look in style.looks(bands.keys() | unstable.keys()).items():
         if system in bands:
-            rates, lows, highs = zip(*bands[system], strict=True)
-            axes.fill_between(rates, lows, highs, color=look.color, alpha=0.3, linewidth=0, zorder=2)
+            style.band(axes, bands[system], look)
         if system in unstable:
             axes.axvspan(*unstable[system], color=look.color, alpha=0.1, linewidth=0, zorder=0.5)
 

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 from kvbench.figures import latency, preemption, style
 from kvbench.figures.frames import (
+    LATENCY,
     PUBLIC,
     Pairs,
     curve,
@@ -41,7 +42,6 @@ from kvbench.statistics import Interval, geometric_mean, t_interval
 
 Gains = Mapping[tuple[str, str], float]
 """(panel, system) -> vLLM's rate at the threshold over this system's."""
-LATENCY = "normalized_latency_mean_s"
 STEADY = f"steady_{LATENCY}"
 POOLS = {"llama_13b": "opt_13b"}
 """Model that Table 1 leaves out -> the one in whose pool it ran."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kvbench.figures.terminal import text
 from kvbench.report.tables import Column, Row, Table
-from kvbench.results import leaves
+from kvbench.results import SIMULATED, leaves
 
 _PARTS = ("allocator", "reservation", "scheduler", "runner")
 
@@ -74,7 +74,7 @@ def _of_point(row: Row, config: Row, manifest: Row) -> Iterator[Assumption]:
 
 
 def _time(row: Row, config: Row) -> Iterator[Assumption]:
-    if row["device"] != "simulated":
+    if row["device"] != SIMULATED:
         yield Assumption("time", f"Measured on {row['device']}, by the runner {row['runner']}.")
         return
     yield Assumption(

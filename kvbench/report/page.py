@@ -22,7 +22,7 @@ from kvbench.report import tables
 from kvbench.report.assumptions import assumptions_table
 from kvbench.report.runs import map_content, map_size, palette, run_content
 from kvbench.report.tables import MAX_ROWS, Row, labels_of
-from kvbench.results import Results, write_text
+from kvbench.results import SIMULATED, Results, write_text
 
 FILE = "report.html"
 _RUNS_BYTES, _MAPS_BYTES, _FIGURES_BYTES = 2_200_000, 1_000_000, 1_100_000
@@ -71,7 +71,7 @@ def page(results: Results) -> str:
         title=str(rows[0].get("experiment") or results.path.name),
         version=__version__,
         devices=devices,
-        is_simulated=devices == ["simulated"],
+        is_simulated=devices == [SIMULATED],
         sources=list(dict.fromkeys(str(row["workload_source"]) for row in rows)),
         rows=rows,
         results_table=tables.results_table(rows),
