@@ -257,15 +257,17 @@ def test_what_is_captured_reads_nothing_back_and_nothing_of_the_host(name: str) 
     device = Cpu()
     device.where = where
     shapes = SHAPES[name]
-    bare = copy.deepcopy(model(name).model).to(where)
+    bare = copy.deepcopy(model(name).model)
+    torch.nn.Module.to(bare, where)
     pool = KVCache(shapes.num_layers, 64, shapes.num_kv_heads, shapes.head_dim, device=where)
     packed = PackedModel(bare, pool, lambda q, *_: torch.empty_like(q), lambda *_: None)
     made = Shard(packed, device, Places(4, 64, 0), [4])
-    with Watched():
+    watched: Any = Watched
+    with watched():
         output = made._decode(made._rows, 1)
     assert output.logits.shape == (4, shapes.vocab_size)
     assert output.chosen.device == where
-    with pytest.raises((RuntimeError, NotImplementedError)), Watched():
+    with pytest.raises((RuntimeError, NotImplementedError)), watched():
         made._decode(made._rows[output.chosen >= 0], 1)  # how many rows there are would have to be read
 
 
