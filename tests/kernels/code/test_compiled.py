@@ -113,6 +113,13 @@ def test_prefill_uses_the_tensor_cores_of_hopper() -> None:
     assert int(golden()[Case("prefill", "sm_90", 16)]["tensor_core"]) > 0
 
 
+def test_all_layers_of_k_and_v_are_copied_in_one_launch() -> None:
+    kv = torch.empty((40, 2, 64, 16, 8, 128), dtype=torch.bfloat16, device="meta")
+    with compiling("sm_90") as found:
+        device.copy_blocks(kv, torch.tensor([[0, 1], [2, 3]]))
+    assert len(found) == 1
+
+
 def test_one_kernel_serves_all_lengths_and_batches() -> None:
     k = torch.empty((4096, 8, 128), dtype=torch.bfloat16, device="meta")
     with compiling("sm_80") as found:

@@ -161,6 +161,18 @@ def test_grids_that_are_too_large_are_refused() -> None:
         device.move_rows(torch.empty((65536, 2, 4, 16), device="meta"), 0, 1, 1)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(device.INTERPRETED, reason="takes minutes without a GPU")
+def test_a_batch_of_65536_is_computed_to_its_end() -> None:
+    """The same threads: the batch is along the first axis, which is not limited so."""
+    pool = Pool.of([3], page=16)
+    q = pool.queries(1, 1).expand(65537, 1, 64).contiguous()
+    lens, base = pool.lens.expand(65537).contiguous(), pool.contiguous["base"].expand(65537).contiguous()
+    out = torch.full_like(q, torch.nan)
+    device.decode(q, pool.contiguous["k"], pool.contiguous["v"], lens, base=base, out=out)
+    assert (out == out[0]).all()
+
+
 @pytest.mark.parametrize("page", [24, 48, 192])
 def test_no_part_of_a_page_is_skipped_where_no_tile_divides_it(page: int) -> None:
     """TileOps #1787: pages of 192 in tiles of 128."""
