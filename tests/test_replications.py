@@ -10,9 +10,10 @@ import pytest
 from matplotlib.collections import PolyCollection
 
 from kvbench.figures import fig_throughput, rates, replications
+from kvbench.figures.rates import Reading
 from kvbench.paper.claims import Verdict, stated
 from kvbench.results import Results
-from kvbench.statistics import paired_ratio, t_interval
+from kvbench.statistics import intervals_by, paired_ratio, t_interval
 from tests.synthetic_results import Row, throughput_rows, write_results
 
 Value = TypeVar("Value")
@@ -68,6 +69,24 @@ def test_rates_are_read_from_every_repeat(tmp_path: Path) -> None:
     assert f"{found.rate('vllm')}" in table
     assert f"{found.gain('orca_oracle')}" in table
     assert "stable up to" in table
+
+
+def test_bootstrap_intervals_reach_curves_rates_gains_tables_and_claims(tmp_path: Path) -> None:
+    rows = [row | {"repeat": 4 * more + row["repeat"]} for row in repeated_rows() for more in range(3)]
+    results = write_results(tmp_path, rows)
+
+    def shown() -> tuple[Reading, Reading, object, str, list[float | None]]:
+        found = panel(results)
+        claims = [row.ci_low for row in fig_throughput.claims(results)]
+        table = known(fig_throughput.table(results))
+        return known(found.rate("vllm")), known(found.gain("orca_oracle")), found.bands, table, claims
+
+    students = shown()
+    with intervals_by("bootstrap"):
+        resampled = shown()
+    assert all(one != other for one, other in zip(students, resampled, strict=True))
+    assert [each.value for each in students[:2]] == [each.value for each in resampled[:2]]
+    assert "95 % bootstrap intervals over repeats" in resampled[3]
 
 
 def test_claims_have_intervals_and_the_replay_is_judged_alone(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from kvbench.paper.claims import Claim
 from kvbench.paper.curves import crossing
 from kvbench.paper.points import Curve, latency_panels
 from kvbench.results import Results
-from kvbench.statistics import Interval
+from kvbench.statistics import Interval, named
 
 CAPACITY, STEADY = "trace_capacity_req_per_s", "capacity_req_per_s"
 SYSTEMS = ("vllm", "orca_oracle")
@@ -243,5 +243,5 @@ def _note(summary: pd.DataFrame, points: list[Seeds], found: list[Reading]) -> s
         more.append(f"Left: {nums} seeds of Poisson arrivals and random lengths")
     if found:
         nums = " and ".join(str(num) for num in sorted({each.rate.num for each in found}))
-        more.append(f"Middle and right: means and 95 % intervals over {nums} paired repeats, as read on the trace")
+        more.append(f"Middle and right: means and {named()} over {nums} paired repeats, as read on the trace")
     return footnote(summary, *more)

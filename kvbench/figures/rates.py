@@ -38,7 +38,7 @@ from kvbench.paper.claims import Claim, Statement, stated
 from kvbench.paper.curves import THRESHOLD_S, Crossing, crossing, log_ratios, root_mean_square
 from kvbench.paper.points import LatencyPanel, latency_panels, published
 from kvbench.results import Results
-from kvbench.statistics import Interval, geometric_mean, t_interval
+from kvbench.statistics import Interval, geometric_mean, mean_interval, named
 
 Gains = Mapping[tuple[str, str], float]
 """(panel, system) -> vLLM's rate at the threshold over this system's."""
@@ -187,7 +187,7 @@ def _of_repeats(panels: Iterable[PanelRates]) -> list[str]:
         return []
     many = " and ".join(map(str, nums))
     return [
-        f"Lines: the first repeat. Bands: 95 % intervals of the mean over {many} repeats, warm-up and drain left out, "
+        f"Lines: the first repeat. Bands: {named()} of the mean over {many} repeats, warm-up and drain left out, "
         "where the system is stable. Shaded: its queue grows, so that latency depends on the trace's length"
     ]
 
@@ -215,7 +215,7 @@ def table(results: Results, panels: Iterable[PanelRates]) -> str | None:
     header = ("panel", "system", way(results.summary), "paper", "ratio", *more)
     title = f"Request rate (requests/s) at {THRESHOLD_S:g} s/token"
     if repeated:
-        title += ", read on traces as long as the paper's; 95 % intervals over repeats"
+        title += f", read on traces as long as the paper's; {named()} over repeats"
     lost = preemption.table(
         (
             ((panel.title, look.label, f"{worst['request_rate'].iloc[0]:g}"), worst)
@@ -263,7 +263,7 @@ def over_panels(
     if not common:
         return statement.judge(None, missing=f"panels {', '.join(letters)} have no repeat in common")
     mean = Reading.over(
-        t_interval([combine({key: gains[repeat] for key, gains in known.items()}) for repeat in common])
+        mean_interval([combine({key: gains[repeat] for key, gains in known.items()}) for repeat in common])
     )
     return statement.judge(mean.value, interval=mean.spread, obstacle=obstacle)
 
@@ -415,9 +415,9 @@ class PanelRates:
         return None if arrivals == PAPERS_ARRIVALS else f"one trace against another: arrivals are {arrivals}"
 
     def rate(self, system: str) -> Reading | None:
-        """The rate at the threshold: of one run, or the mean over repeats with Student's interval. None: not run."""
+        """The rate at the threshold: of one run, or the mean over repeats with its interval. None: not run."""
         found = [each for repeat in self._repeated.get(system, {}).values() if (each := reading(repeat))]
-        return Reading.together(found, t_interval)
+        return Reading.together(found, mean_interval)
 
     def gains(self, system: str) -> dict[int, Reading]:
         """Repeat -> the rate of vLLM over another system's."""
