@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
+
+if TYPE_CHECKING:
+    from kvbench.composition import Composer
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
@@ -45,3 +48,30 @@ def data_file() -> Callable[[str], Path]:
         return folder / name
 
     return find
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an empty folder, and without data."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KVBENCH_DATA_DIR", str(tmp_path_factory.mktemp("no_data")))
+
+
+@pytest.fixture(scope="module")
+def compose() -> Iterator[Composer]:
+    """What turns overrides into configurations."""
+    from kvbench.composition import composer
+
+    with composer() as each:
+        yield each
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Torch over tiny tensors: threads would only wait for each other."""
+    import torch
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)

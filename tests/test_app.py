@@ -26,10 +26,7 @@ ROOT = CONF.parent
 FAST = ["workload=fixed", "workload.num_requests=5", "executor=serial"]
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KVBENCH_DATA_DIR", str(tmp_path / "nothing"))
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def said(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+from tests.extras import NEEDS_MODELS
+
+pytest.importorskip("torch", reason=NEEDS_MODELS)
 
 import torch
 

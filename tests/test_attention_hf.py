@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("transformers", reason="real runs need make install EXTRAS=dev,models")
+from tests.extras import NEEDS_MODELS
+
+pytest.importorskip("transformers", reason=NEEDS_MODELS)
 
 import torch
 from transformers import (

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+from tests.extras import NEEDS_MODELS
+
+pytest.importorskip("torch", reason=NEEDS_MODELS)
 
 import torch
 

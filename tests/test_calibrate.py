@@ -19,6 +19,7 @@ from kvbench.composition import Composer, composer, parse
 from kvbench.core import Batch, KvbenchError, Request, Sequence
 from kvbench.parts import build
 from kvbench.runners.simulated import IterationCosts, Simulated
+from tests.extras import NEEDS_MODELS
 
 pytest.importorskip("scipy", reason="calibrating needs make install EXTRAS=dev")
 
@@ -236,7 +237,7 @@ def test_the_command_measures_fits_and_writes(
 def test_a_mistake_is_told_and_measures_nothing(
     arguments: list[str], said: str, conf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    pytest.importorskip("torch", reason=NEEDS_MODELS)
     assert command.main(arguments) == 2
     told = capsys.readouterr().err
     assert told.startswith("kvbench.calibrate: ")
@@ -247,7 +248,7 @@ def test_a_mistake_is_told_and_measures_nothing(
 
 def test_real_iterations_are_measured_whole() -> None:
     """The tiniest model: what is summed of the batches is what the steps table says."""
-    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    pytest.importorskip("torch", reason=NEEDS_MODELS)
     found = measure({"model": "tiny_opt", "model.max_model_len": 64, "model.num_parameters": 470784}, passes=1)
     assert found.model == "tiny_opt"
     assert found.device.startswith("cpu, ")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from kvbench.capacity import (
     GIB,
@@ -26,16 +25,10 @@ from kvbench.capacity import (
     usable_bytes,
     with_swap_space,
 )
-from kvbench.composition import CONF
 from kvbench.core import KvbenchError
+from tests.choices import load
 
 PAIRS = {"opt_13b": "a100_40gb", "opt_66b": "a100_40gb_x4", "opt_175b": "a100_80gb_x8", "llama_13b": "a100_40gb"}
-
-
-def load(group: str, name: str) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load((CONF / group / f"{name}.yaml").read_text())
-    content.pop("defaults", None)
-    return content
 
 
 def model(name: str = "opt_13b") -> Model:

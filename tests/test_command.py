@@ -11,6 +11,7 @@ import pytest
 
 from kvbench import command
 from kvbench.core import KvbenchError
+from tests.extras import NEEDS_MODELS
 
 PACKAGE = Path(command.__file__).parent
 COMMANDS = {
@@ -34,15 +35,12 @@ NO_MISTAKE = {"kvbench.schema"}
 def run(name: str, arguments: list[str], where: str) -> int:
     """Call a command in this process."""
     if name == "kvbench.models.describe":
-        pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+        pytest.importorskip("torch", reason=NEEDS_MODELS)
     status: int = import_module(f"kvbench.{where.rpartition('.')[0]}").main(arguments)
     return status
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KVBENCH_DATA_DIR", str(tmp_path / "nothing"))
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def test_these_are_all_commands() -> None:
@@ -73,7 +71,7 @@ def test_an_interruption_says_what_stays(
 
     _, where = COMMANDS[name]
     if name == "kvbench.models.describe":
-        pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+        pytest.importorskip("torch", reason=NEEDS_MODELS)
     monkeypatch.setattr(f"kvbench.{where}", interrupt)
     arguments = {"kvbench": [], "kvbench.fit": ["--curves", "a"], "kvbench.calibrate": [], "kvbench.reference": []}
     words = ["smollm"] if name == "kvbench.models.describe" else ["mooncake"]

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from kvbench.composition import Composer, Resolved, Setting, composer, groups, parse
+from kvbench.composition import Composer, Resolved, Setting, groups, parse
 from kvbench.core import KvbenchError
 from kvbench.parts import build
-
-
-@pytest.fixture(scope="module")
-def compose() -> Iterator[Composer]:
-    with composer() as each:
-        yield each
 
 
 def resolve(compose: Composer, command: str) -> Resolved:

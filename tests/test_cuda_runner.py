@@ -6,14 +6,16 @@ import copy
 import json
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+from tests.extras import NEEDS_MODELS
+
+pytest.importorskip("torch", reason=NEEDS_MODELS)
 
 import torch
 import yaml
@@ -35,8 +37,8 @@ from kvbench.runners.shard import Places, Shard, buckets, runs
 from kvbench.runners.torch import Torch, random_prompts
 from kvbench.sampling import SamplingParams
 from kvbench.schedulers.base import Scheduler
-from tests import test_real_engine, test_real_streams
-from tests.test_real_engine import MAX_LEN, SHAPES, SYSTEMS, Priced, generated, model, some_requests, system
+from tests import real_runs, real_streams
+from tests.real_runs import MAX_LEN, SHAPES, SYSTEMS, Priced, generated, model, some_requests, system
 
 SIZES = [1, 2, 4, 6]
 """Buckets, so that some batches are padded, and some are larger than the largest."""
@@ -87,13 +89,7 @@ DEVICES: dict[str, Callable[[], Device]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Plain torch over tiny tensors: threads would only wait for each other."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def shard(name: str, allocator: Allocator, device: Device, sizes: list[int]) -> Shard:
@@ -147,7 +143,7 @@ def test_sampled_tokens_are_those_of_the_other_runner() -> None:
     params = SamplingParams(temperature=0.8, top_k=50, top_p=0.9, seed=11)
     requests = list(some_requests())
     _, ours = run("tiny_llama", system("vllm4", 3 * MAX_LEN), requests, params)
-    _, theirs = test_real_engine.run("tiny_llama", system("vllm4", 3 * MAX_LEN), requests, reference.attend, params)
+    _, theirs = real_runs.run("tiny_llama", system("vllm4", 3 * MAX_LEN), requests, reference.attend, params)
     assert ours.outputs == theirs
 
 
@@ -163,12 +159,12 @@ STREAMS += [
 @pytest.mark.parametrize(("system_name", "is_beam", "device"), STREAMS)
 def test_streams_are_those_of_the_other_runner(system_name: str, is_beam: bool, device: str) -> None:
     """Samples and beams share, fork, copy and swap."""
-    requests = list(test_real_streams.some_requests(4, is_beam))
-    params = SamplingParams() if is_beam else test_real_streams.PARAMS
+    requests = list(real_streams.some_requests(4, is_beam))
+    params = SamplingParams() if is_beam else real_streams.PARAMS
     size = 6 if system_name.startswith("swap") else 4 * 6
     outputs = {}
     for ours in (True, False):
-        scheduler = test_real_streams.system(system_name, size * MAX_LEN // 2)
+        scheduler = real_streams.system(system_name, size * MAX_LEN // 2)
         runner: Torch
         if ours:
             record, runner = run("tiny_llama", scheduler, requests, params, DEVICES[device]())
@@ -176,7 +172,7 @@ def test_streams_are_those_of_the_other_runner(system_name: str, is_beam: bool, 
                 assert record.steps["swapped_out"].sum() > 0
                 assert record.steps["swapped_in"].sum() > 0
         else:
-            _, runner = test_real_streams.run("tiny_llama", scheduler, requests, params)
+            _, runner = real_streams.run("tiny_llama", scheduler, requests, params)
         outputs[ours] = runner.samples
     assert outputs[True] == outputs[False]
 
@@ -185,7 +181,7 @@ def test_a_shared_prefix_is_computed_once_and_read_by_all() -> None:
     rng = random.Random(7)
     requests = [Request(i, 0.0, 18 + rng.randint(1, 9), rng.randint(20, 36), prefix_len=18) for i in range(8)]
     shared, pasted = (
-        run("tiny_llama", test_real_streams.system(name, MAX_LEN + 28), requests) for name in ("recompute4", "copies4")
+        run("tiny_llama", real_streams.system(name, MAX_LEN + 28), requests) for name in ("recompute4", "copies4")
     )
     assert shared[1].outputs == pasted[1].outputs
     assert shared[0].steps["shared"].max() >= 16
@@ -301,12 +297,12 @@ def test_a_host_without_memory_for_the_swap_space_says_so_before_the_first_itera
             return super().on_host(shape, dtype)
 
     with pytest.raises(KvbenchError, match=r"gives no \d+ bytes .*out of memory\); lower swap_space_bytes=$"):
-        shard("tiny_llama", test_real_streams.system("swap4", 64).allocator, Full(), [])
+        shard("tiny_llama", real_streams.system("swap4", 64).allocator, Full(), [])
 
 
 def test_a_swap_waits_for_what_it_reads_and_the_next_step_for_what_it_writes() -> None:
     device = Delayed()
-    made = shard("tiny_llama", test_real_streams.system("swap4", 64).allocator, device, [])
+    made = shard("tiny_llama", real_streams.system("swap4", 64).allocator, device, [])
     device.log.clear()
     before = made.cache.data.copy_(torch.randn(made.cache.data.shape)).clone()
     out = np.array([[3, 0], [1, 1], [2, 5]])
@@ -328,7 +324,7 @@ def test_a_swap_waits_for_what_it_reads_and_the_next_step_for_what_it_writes() -
 
 @pytest.mark.parametrize("block_size", [0, 4])
 def test_copies_read_everything_before_they_write(block_size: int) -> None:
-    allocator = test_real_streams.system("swap4" if block_size else "orca_max", 64).allocator
+    allocator = real_streams.system("swap4" if block_size else "orca_max", 64).allocator
     made = shard("tiny_llama", allocator, Cpu(), [])
     before = made.cache.data.copy_(torch.randn(made.cache.data.shape)).clone()
     made.copy(np.array([[0, 8, 4], [8, 16, 4], [24, 28, 3], [32, 40, 4], [36, 40, 4]]))

@@ -13,10 +13,7 @@ FAST = "workload=fixed workload.num_requests=3 executor=serial"
 """What makes a command quick, should it run after all."""
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KVBENCH_DATA_DIR", str(tmp_path / "nothing"))
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def refused(command: list[str], capsys: pytest.CaptureFixture[str], status: int = 2) -> str:

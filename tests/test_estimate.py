@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from kvbench import compiled
-from kvbench.composition import Composer, composer, parse
+from kvbench.composition import Composer, parse
 from kvbench.estimate import (
     BEAMS,
     COMPILED,
@@ -25,12 +24,7 @@ from kvbench.estimate import (
 )
 from kvbench.parts import build
 from kvbench.point import Point
-
-
-@pytest.fixture(scope="module")
-def compose() -> Iterator[Composer]:
-    with composer() as compose:
-        yield compose
+from tests.extras import NEEDS_MODELS
 
 
 def config(compose: Composer, *typed: str) -> dict[str, Any]:
@@ -93,7 +87,7 @@ def test_seconds_by_the_rules_of_thumb(compose: Composer) -> None:
 
 
 def test_a_real_run_takes_as_long_as_its_requests_arrive(compose: Composer) -> None:
-    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    pytest.importorskip("torch", reason=NEEDS_MODELS)
     real = ("runner=cpu", "model=tiny_llama", "workload=sharegpt_scaled", "workload.duration_s=60")
     assert rule_s(config(compose, *real, "workload.request_rate=1")) == 60
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+from tests.extras import NEEDS_MODELS
+
+pytest.importorskip("torch", reason=NEEDS_MODELS)
 
 from kvbench.calibrate import costs_file
 from kvbench.core import KvbenchError
@@ -52,7 +54,7 @@ def test_a_dry_run_leaves_the_results_of_every_part(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_kernels_and_engine_on_this_gpu(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason=NEEDS_MODELS)
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
     done = run(["--tiny", "--minutes", "10", "--out", str(tmp_path), "--parts", "kernels", "engine"])

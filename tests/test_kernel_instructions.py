@@ -9,8 +9,8 @@ import yaml
 from kvbench.figures import fig_kernel_instructions as figure
 from kvbench.paper.claims import Verdict
 from kvbench.results import Results
+from tests.drawn import assert_nothing_is_cut, texts
 from tests.synthetic_results import Row, write_results
-from tests.test_figures import assert_nothing_is_cut, texts
 
 CONF = Path(__file__).parents[1] / "conf"
 VERSIONS = sorted(path.stem.removeprefix("triton-") for path in figure.TABLES.glob("triton-*.csv"))

@@ -14,6 +14,7 @@ from kvbench.paper.claims import Verdict
 from kvbench.records import write_parquet
 from kvbench.results import Results
 from kvbench.runners.kernel_benchmark import NUM_WARM_UPS, OPERATIONS, Size, order, times
+from tests.extras import NEEDS_MODELS
 from tests.synthetic_results import Row, write_results
 
 NUM_ROUNDS = NUM_WARM_UPS + 9
@@ -106,7 +107,7 @@ def test_operations_are_told_apart_whatever_their_order() -> None:
 
 @pytest.mark.parametrize(("num_kv_heads", "block_size", "dtype"), [(4, 16, "float32"), (2, 1, "bfloat16")])
 def test_the_benchmark_runs_on_a_cpu(num_kv_heads: int, block_size: int, dtype: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    pytest.importorskip("torch", reason=NEEDS_MODELS)
     from kvbench.app import main
 
     overrides = [
@@ -125,7 +126,7 @@ def test_the_benchmark_runs_on_a_cpu(num_kv_heads: int, block_size: int, dtype: 
 
 def test_launches_that_a_cache_would_serve_are_not_timed() -> None:
     """The cache of a GPU that has just run the same launch: 36 % off in one project, without notice in others."""
-    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    pytest.importorskip("torch", reason=NEEDS_MODELS)
     import torch
 
     from kvbench.core import KvbenchError
@@ -149,7 +150,7 @@ def test_the_experiment_rotates_over_more_than_the_caches_of_today_s_gpus(tmp_pa
 
 
 def test_kernels_that_differ_are_not_timed() -> None:
-    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    pytest.importorskip("torch", reason=NEEDS_MODELS)
     import torch
 
     from kvbench.core import KvbenchError

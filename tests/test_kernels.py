@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="kernels need make install EXTRAS=dev,models")
+from tests.extras import NEEDS_MODELS
+
+torch = pytest.importorskip("torch", reason=NEEDS_MODELS)
 
 from kvbench_kernels import plan, reference  # noqa: E402
 

@@ -31,8 +31,7 @@ from kvbench.schedulers.base import Scheduler
 from kvbench.schedulers.iteration_level import IterationLevel, Restore
 from kvbench.schedulers.request_level import RequestLevel
 from tests.reference_streams import StreamCosts
-from tests.simulated_streams import simulated
-from tests.test_streams import Drawn, random_requests, with_prefixes
+from tests.simulated_streams import Drawn, random_requests, simulated, with_prefixes
 
 MAX_MODEL_LEN = 200
 

@@ -19,7 +19,7 @@ from kvbench.memory_map import Purpose
 from kvbench.memory_map.__main__ import draw, main
 from kvbench.partition import Part
 from kvbench.results import Results
-from tests.test_figures import assert_nothing_is_cut, texts
+from tests.drawn import assert_nothing_is_cut, texts
 
 FEW = ["workload.num_requests=6", "executor=serial"]
 

@@ -6,7 +6,7 @@ import json
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,9 +19,10 @@ import yaml
 from kvbench.capacity import DTYPE_BYTES, Model
 from kvbench.core import KvbenchError
 from kvbench.models import sources
+from tests.extras import NEEDS_MODELS
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch", reason=NEEDS_MODELS)
+transformers = pytest.importorskip("transformers", reason=NEEDS_MODELS)
 
 from kvbench.models import describe, dtypes, llama2c  # noqa: E402  (they import torch)
 from kvbench.models.families import check_supported, config_of, half_split  # noqa: E402
@@ -33,13 +34,7 @@ TINY = ("tiny_opt", "tiny_llama")
 TEXT = "Hello world, it's 2024!  Two  spaces\n\ttab na\u00efve \u6771\u4eac"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other cost more than they save on models this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def shapes(name: str, **changes: Any) -> Model:

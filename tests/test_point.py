@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import grimp
 import pytest
 
-from kvbench.composition import Composer, composer, parse
+from kvbench.composition import Composer, parse
 from kvbench.core import KvbenchError
 from kvbench.folder import clean_up, finished_summary, provenance
 from kvbench.parts import build
@@ -25,12 +25,6 @@ from kvbench.results import POINT_COLUMNS
 from kvbench.run import Outcome, PointRun, run
 
 Config = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def compose() -> Iterator[Composer]:
-    with composer() as each:
-        yield each
 
 
 @pytest.fixture

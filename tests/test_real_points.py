@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+from tests.extras import NEEDS_MODELS
+
+pytest.importorskip("torch", reason=NEEDS_MODELS)
 
 from kvbench.app import main
 from kvbench.capacity import memory_bytes, model_of
@@ -20,7 +22,7 @@ from kvbench.parts import _sized
 from kvbench.runners.cpu import measure
 from kvbench.runners.footprint import peak_bytes
 from kvbench.sampling import SamplingParams
-from tests.test_capacity import load as load_content
+from tests.choices import load as load_content
 
 TINY = [
     "runner=cpu",

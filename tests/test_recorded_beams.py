@@ -14,6 +14,7 @@ from kvbench.engine import Engine, serve
 from kvbench.ledger import Ledger
 from kvbench.runners.recorded_beams import PATH, RecordedBeams, load, store
 from kvbench.runners.simulated import Simulated
+from tests.extras import NEEDS_MODELS
 
 MODELS = ("smollm2_135m", "stories260k")
 FORKS = {2: (0.15, 0.27), 4: (0.5, 0.8), 6: (0.9, 1.4)}
@@ -76,10 +77,10 @@ def test_the_same_content_gives_the_same_file(tmp_path: Path) -> None:
 
 def test_a_replay_of_a_real_run_is_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches that share, copy and are swapped: who runs when, and every slot of every iteration."""
-    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    pytest.importorskip("torch", reason=NEEDS_MODELS)
     from kvbench.runners.torch import Torch
-    from tests.test_real_engine import COSTS, MAX_LEN
-    from tests.test_real_streams import run, some_requests, system
+    from tests.real_runs import COSTS, MAX_LEN
+    from tests.real_streams import run, some_requests, system
 
     noted: dict[tuple[int, int], Seq[int]] = {}
     execute = Torch.execute

@@ -10,9 +10,10 @@ import pytest
 
 from kvbench.core import KvbenchError
 from kvbench.sampling import SamplingParams, SamplingRows, probabilities, sample, uniforms
+from tests.extras import NEEDS_MODELS
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch", reason=NEEDS_MODELS)
+transformers = pytest.importorskip("transformers", reason=NEEDS_MODELS)
 
 SETTINGS = [
     SamplingParams(temperature=1.0),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from kvbench.composition import Composer, composer, parse
+from kvbench.composition import Composer, parse
 from kvbench.core import KvbenchError
 from kvbench.figures import capacity
 from kvbench.metrics import METRICS
@@ -19,15 +18,9 @@ from kvbench.results import Results
 from kvbench.search import FALLING, RISING, TOLERANCE, Search, of_steady_state
 from kvbench.statistics import paired_ratio, t_interval
 from kvbench.sweep import execute, plan
-from tests.test_statistics import arrivals_s, departures_s
+from tests.queues import arrivals_s, departures_s
 
 SMALL = ("workload=fixed", "workload/arrivals=poisson", "workload.duration_s=60", "executor=serial", "kv_cache_seqs=2")
-
-
-@pytest.fixture(scope="module")
-def compose() -> Iterator[Composer]:
-    with composer() as each:
-        yield each
 
 
 def test_criteria_are_metrics() -> None:

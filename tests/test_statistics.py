@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from scipy.special import stdtrit
 
@@ -37,29 +36,14 @@ from kvbench.statistics import (
     unpaired_difference,
     warm_up,
 )
-from kvbench.workloads.arrivals import Poisson
-from kvbench.workloads.base import Load
-
-Floats = npt.NDArray[np.float64]
+from tests.queues import SERVICE_S, arrivals_s, departures_s
 
 LOADS = (0.5, 0.8)
-SERVICE_S = 1.0
 
 
 def mean_wait_s(load: float) -> float:
     """M/D/1: Pollaczek and Khinchine's formula with constant service."""
     return load * SERVICE_S / (2 * (1 - load))
-
-
-def arrivals_s(load: float, duration_s: float, seed: int) -> Floats:
-    return Poisson().draw(Load(load / SERVICE_S, duration_s), 1, seed)[0]
-
-
-def departures_s(arrival_s: Floats, service_s: float = SERVICE_S) -> Floats:
-    """Lindley's recursion in closed form: who comes late finds the server idle."""
-    served = np.arange(len(arrival_s)) * service_s
-    finished: Floats = np.maximum.accumulate(arrival_s - served) + served + service_s
-    return finished
 
 
 def steady_wait_s(load: float, duration_s: float, seed: int, service_s: float = SERVICE_S) -> float:

@@ -25,28 +25,12 @@ from kvbench.reservation import Max, OnDemand, Oracle, Pow2, Reservation
 from kvbench.runners.simulated import Simulated
 from kvbench.schedulers.iteration_level import IterationLevel, Restore
 from tests.reference_streams import Setting, StreamCosts, Streamed, World
-from tests.simulated_streams import simulated
+from tests.simulated_streams import Drawn, parents, random_requests, simulated, with_prefixes
 from tests.token_by_token import TokenByToken
 
 RESERVATIONS: dict[str, Reservation] = {"max": Max(), "pow2": Pow2(), "oracle": Oracle(), "on_demand": OnDemand()}
 MAX_MODEL_LEN = 256
 COSTS = StreamCosts()
-
-
-def parents(request: int, width: int, step: int) -> Seq[int] | None:
-    """Some survive in place, the others go on from one of them; in most steps all do."""
-    rng = random.Random(request * 1_000_003 + step)
-    if rng.random() < 0.5:
-        return None
-    survivors = sorted(rng.sample(range(width), rng.randint(1, width)))
-    return [i if i in survivors else rng.choice(survivors) for i in range(width)]
-
-
-class Drawn:
-    """`parents`, as the simulated runner asks for it."""
-
-    def parents(self, request: int, width: int, step: int) -> Seq[int] | None:
-        return parents(request, width, step)
 
 
 def both(requests: list[Request], *, may_stop_early: bool = False, **setting: Any) -> tuple[Record, Streamed]:
@@ -78,30 +62,6 @@ def assert_same(record: Record, outcome: Streamed) -> None:
     assert requests["preempted_s"].tolist() == [job.without_memory_s for job in jobs]
     assert steps["num_preempted"].sum() == requests["num_preemptions"].sum()
     assert steps["recomputed"].sum() == requests["recomputed_tokens"].sum()
-
-
-def random_requests(rng: random.Random) -> list[Request]:
-    """Samples and beams of one width or mixed, some of one stream."""
-    rate = rng.choice([2.0, 10.0, 100.0])
-    widths = rng.choice([[1, 2, 3], [2], [6], [4], [1, 6], [1]])
-    beams = rng.choice([0.0, 0.5, 1.0])
-    now = 0.0
-    requests = []
-    for index in range(rng.randint(1, 12)):
-        now += rng.expovariate(rate)
-        width = rng.choice(widths)
-        lengths = rng.randint(1, 50), rng.choice([1, 2, rng.randint(1, 90), rng.randint(1, 90)])
-        requests.append(Request(index, now, *lengths, width, width > 1 and rng.random() < beams))
-    return requests
-
-
-def with_prefixes(rng: random.Random, requests: list[Request]) -> list[Request]:
-    """Some of them begin with one of two prefixes."""
-    lengths = rng.randint(1, 40), rng.choice([8, 16, 32, 48])
-    for request in requests:
-        request.prefix_len = rng.choice([0, *lengths])
-        request.prompt_len += request.prefix_len
-    return requests
 
 
 @pytest.mark.parametrize("copy_on_write", [True, False])

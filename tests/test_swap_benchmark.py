@@ -13,8 +13,9 @@ from kvbench.paper.claims import Claim, Verdict
 from kvbench.records import write_parquet
 from kvbench.results import Results
 from kvbench.runners.swap_benchmark import NUM_WARM_UPS, OPERATIONS, medians_ms
+from tests.drawn import assert_nothing_is_cut, texts
+from tests.extras import NEEDS_MODELS
 from tests.synthetic_results import Row, price_rows, write_results
-from tests.test_figures import assert_nothing_is_cut, texts
 
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 
@@ -67,7 +68,7 @@ def test_expectations_are_judged_where_it_was_measured(tmp_path: Path) -> None:
 
 
 def test_a_real_run_leaves_times_of_every_operation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    pytest.importorskip("torch", reason=NEEDS_MODELS)
     from kvbench.app import main
 
     typed = ["runner=cpu", "model=tiny_llama", "allocator.block_size=8", "runner.num_threads=1"]
@@ -81,7 +82,7 @@ def test_a_real_run_leaves_times_of_every_operation(tmp_path: Path, capsys: pyte
 
 
 def test_what_is_moved_out_and_in_is_what_was_computed() -> None:
-    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    pytest.importorskip("torch", reason=NEEDS_MODELS)
     from kvbench.allocators.paged import Paged
     from kvbench.attention import cpu
     from kvbench.cache import KVCache
@@ -90,7 +91,7 @@ def test_what_is_moved_out_and_in_is_what_was_computed() -> None:
     from kvbench.runners.swap_benchmark import SwapBenchmark
     from kvbench.runners.torch import Torch, random_prompts
     from kvbench.sampling import SamplingParams
-    from tests.test_real_engine import model
+    from tests.real_runs import model
 
     loaded = model("tiny_llama")
     shapes, size = loaded.shapes, 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from kvbench.composition import CONF, Composer, composer, groups, load_experiment, parse
+from kvbench.composition import CONF, Composer, groups, load_experiment, parse
 from kvbench.core import KvbenchError
 from kvbench.executors.base import Result, WorkerLost
 from kvbench.executors.base import Task as AnyTask
@@ -26,20 +26,12 @@ from kvbench.parts import instantiate_workload
 from kvbench.results import COLUMNS
 from kvbench.run import run_all
 from kvbench.sweep import Interrupted, Plan, Report, Row, execute, plan
+from tests.extras import NEEDS_MODELS
 
 FAST = ("workload=fixed", "workload.num_requests=5", "executor=serial")
 
 
-@pytest.fixture(scope="module")
-def compose() -> Iterator[Composer]:
-    with composer() as each:
-        yield each
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KVBENCH_DATA_DIR", str(tmp_path / "nothing"))
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 Planner = Callable[..., Plan]
@@ -148,7 +140,7 @@ selected: {runner: simulated}
 def test_what_runs_unless_it_is_selected(
     planned: Planner, experiment: Callable[[str], None], typed: list[str], panels: list[str]
 ) -> None:
-    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    pytest.importorskip("torch", reason=NEEDS_MODELS)
     experiment(BOTH_WAYS)
     assert [row.panel for row in planned("+experiment=smoke", *typed).rows] == panels
 
@@ -209,11 +201,11 @@ def test_every_experiment_plans_and_has_a_script(compose: Composer, stem: str) -
     runners = {selected} if selected else {entry.get("runner", "simulated") for entry in entries}
     needs_gpu = False
     if runners != {"simulated"}:
-        torch = pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+        torch = pytest.importorskip("torch", reason=NEEDS_MODELS)
         needs_gpu = "kernels" in runners and not torch.cuda.is_available()
     typed = parse([f"+experiment={stem}", "executor=serial"], sweep=False)
     if {entry.get("costs") for entry in content["points"]} - {None, *groups()["costs"]}:
-        with pytest.raises(KvbenchError, match=r"kvbench.calibrate"):  # tests/test_fidelity.py plans it
+        with pytest.raises(KvbenchError, match=r"kvbench.calibrate"):  # tests/test_fig_fidelity.py plans it
             plan(compose, typed)
     elif needs_gpu:
         with pytest.raises(KvbenchError, match=r"docs/gpu.md"):
@@ -274,12 +266,12 @@ def test_capacities_are_listed_once(planned: Planner) -> None:
 
 def test_a_real_clock_runs_alone(planned: Planner) -> None:
     assert isinstance(planned("executor=local").executor, Local)
-    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    pytest.importorskip("torch", reason=NEEDS_MODELS)
     assert isinstance(planned("executor=local", "runner=cpu", "model=tiny_llama").executor, Serial)
 
 
 def test_real_time_is_told_beforehand(planned: Planner) -> None:
-    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    pytest.importorskip("torch", reason=NEEDS_MODELS)
     real = ("workload=sharegpt_scaled", "workload/arrivals=poisson", "runner=cpu", "model=tiny_llama")
     sweep = planned(
         *real, "workload.request_rate=1,2", "workload.duration_s=30", "workload.num_requests=40", sweep=True

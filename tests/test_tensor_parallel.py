@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+from tests.extras import NEEDS_MODELS
+
+pytest.importorskip("torch", reason=NEEDS_MODELS)
 
 import torch
 
@@ -19,8 +21,8 @@ from kvbench.runners.cuda import Queued, open_runner
 from kvbench.runners.ranks import close
 from kvbench.sampling import SamplingParams
 from kvbench.schedulers.base import Scheduler
-from tests import test_cuda_runner, test_real_streams
-from tests.test_real_engine import MAX_LEN, SHAPES, Priced, generated, model, some_requests, system
+from tests import real_streams, test_cuda_runner
+from tests.real_runs import MAX_LEN, SHAPES, Priced, generated, model, some_requests, system
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -54,11 +56,11 @@ def test_two_ranks_generate_what_hugging_face_does(name: str, system_name: str) 
 
 
 def test_two_ranks_share_copy_and_swap_alike() -> None:
-    requests = list(test_real_streams.some_requests(4, is_beam=True))
+    requests = list(real_streams.some_requests(4, is_beam=True))
     params = SamplingParams()
     found = []
     for serve_requests in (run, test_cuda_runner.run):
-        scheduler = test_real_streams.system("swap4", 3 * MAX_LEN)
+        scheduler = real_streams.system("swap4", 3 * MAX_LEN)
         record, runner = serve_requests("tiny_llama", scheduler, requests, params)
         assert record.steps["swapped_in"].sum() > 0
         found.append(runner.samples)

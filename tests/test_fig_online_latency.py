@@ -17,8 +17,9 @@ from kvbench.parts import instantiate_workload
 from kvbench.records import Columns, write_parquet
 from kvbench.results import Results
 from kvbench.sweep import plan
+from tests.drawn import assert_nothing_is_cut, texts
+from tests.extras import NEEDS_MODELS
 from tests.synthetic_results import Row, write_results
-from tests.test_figures import assert_nothing_is_cut, texts
 
 SUSTAINED = {"fastertransformer": 0.5, "orca_max": 2.0, "orca_pow2": 2.5, "orca_oracle": 3.2, "vllm": 4.0}
 """System -> the rate at which its latency is 0.2, five times that of a machine at rest."""
@@ -70,7 +71,7 @@ def columns(**given: list[Any]) -> Columns:
 
 
 def test_the_experiment_is_five_systems_in_one_pool_and_real() -> None:
-    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    pytest.importorskip("torch", reason=NEEDS_MODELS)
     with composer() as compose:
         planned = plan(compose, parse(["+experiment=fig_online_latency"], sweep=False))
     configs = [row.point.config for row in planned.rows]
@@ -84,7 +85,7 @@ def test_the_experiment_is_five_systems_in_one_pool_and_real() -> None:
 
 
 def test_every_system_and_rate_sees_the_same_requests_at_scaled_times() -> None:
-    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    pytest.importorskip("torch", reason=NEEDS_MODELS)
     with composer() as compose:
         planned = plan(compose, parse(["+experiment=fig_online_latency"], sweep=False))
     first = None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kvbench.composition import Composer, composer, parse
+from kvbench.composition import Composer, parse
 from kvbench.core import KvbenchError
 from kvbench.figures import fig_waterfall
 from kvbench.results import Results
@@ -16,12 +15,6 @@ from kvbench.statistics import paired_ratio
 from kvbench.sweep import Plan, execute, plan
 
 SHORT = ("workload.duration_s=60", "repeats=2", "threshold=0.1", "executor=serial", "workload.lengths.pairs=histogram")
-
-
-@pytest.fixture(scope="module")
-def compose() -> Iterator[Composer]:
-    with composer() as each:
-        yield each
 
 
 def planned(compose: Composer, *typed: str) -> Plan:

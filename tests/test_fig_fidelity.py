@@ -16,8 +16,9 @@ from kvbench.figures import fig_fidelity as fidelity
 from kvbench.paper.claims import Verdict
 from kvbench.results import Results
 from kvbench.sweep import Plan, plan
+from tests.drawn import assert_nothing_is_cut, texts
+from tests.extras import NEEDS_MODELS
 from tests.synthetic_results import Row, write_results
-from tests.test_figures import assert_nothing_is_cut, texts
 
 SYSTEMS = ("fastertransformer", "orca_max", "orca_pow2", "orca_oracle", "vllm")
 TRIALS = (0.96, 1.0, 1.08)
@@ -79,7 +80,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, folder: Path, *typed: str) -> Plan:
 
 
 def test_real_points_run_three_times_trial_after_trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    pytest.importorskip("torch", reason=NEEDS_MODELS)
     systems = ("orca_max", "vllm")
     found = planned(monkeypatch, tmp_path, f"system={','.join(systems)}")
     configs = [row.point.config for row in found.rows]
@@ -113,7 +114,7 @@ def test_a_trial_is_another_point_and_changes_nothing_else() -> None:
 
 
 def test_without_costs_of_this_machine_the_experiment_says_how_to_get_them() -> None:
-    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    pytest.importorskip("torch", reason=NEEDS_MODELS)
     if "local" in groups()["costs"]:
         pytest.skip("this machine has been calibrated")
     with composer() as compose, pytest.raises(KvbenchError, match=r"costs=local does not exist[^$]*kvbench.calibrate"):

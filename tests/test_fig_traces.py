@@ -8,7 +8,7 @@ from matplotlib.text import Text
 
 from kvbench.figures import fig_traces
 from kvbench.results import COLUMNS, Results, write_csv
-from tests.test_figures import assert_nothing_is_cut
+from tests.drawn import assert_nothing_is_cut
 
 
 def results(folder: Path, letters: str = "abcdef") -> Results:

@@ -13,8 +13,9 @@ from kvbench.figures.savings import COLUMNS
 from kvbench.paper.claims import Verdict
 from kvbench.results import Results
 from kvbench.sweep import plan
+from tests.drawn import assert_nothing_is_cut, texts
+from tests.extras import NEEDS_MODELS
 from tests.synthetic_results import Row, write_results
-from tests.test_figures import assert_nothing_is_cut, texts
 
 LENGTHS = "Alpaca, a sample of its pairs"
 
@@ -33,7 +34,7 @@ def results(folder: Path, real: float = 0.0, **values: Any) -> Results:
 
 
 def test_real_and_simulated_points_differ_in_the_runner_alone() -> None:
-    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    pytest.importorskip("torch", reason=NEEDS_MODELS)
     with composer() as compose:
         rows = plan(compose, parse(["+experiment=fig_sharing_measured"], sweep=False)).rows
     counts = {"samples": 3, "beams": 3, "simulated_samples": 3, "simulated_beams": 3 * 8}

@@ -17,8 +17,9 @@ from kvbench.paper.claims import Verdict
 from kvbench.records import Columns, write_parquet
 from kvbench.results import Results
 from kvbench.sweep import plan
+from tests.drawn import assert_nothing_is_cut, texts
+from tests.extras import NEEDS_MODELS
 from tests.synthetic_results import Row, write_results
-from tests.test_figures import assert_nothing_is_cut, texts
 
 SYSTEMS = ("fastertransformer", "orca_max", "orca_pow2", "orca_oracle", "vllm")
 RATES = {"fastertransformer": 10.0, "orca_max": 20.0, "orca_pow2": 25.0, "orca_oracle": 30.0, "vllm": 40.0}
@@ -68,7 +69,7 @@ def results(folder: Path, given: list[Row]) -> Results:
 
 
 def test_the_experiment_is_five_systems_in_four_pools_and_real() -> None:
-    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    pytest.importorskip("torch", reason=NEEDS_MODELS)
     with composer() as compose:
         planned = plan(compose, parse(["+experiment=fig_offline_throughput"], sweep=False))
     configs = [row.point.config for row in planned.rows]
@@ -148,6 +149,6 @@ def test_steps_that_were_not_kept_are_said(tmp_path: Path) -> None:
 
 
 def test_a_mistyped_factor_is_refused() -> None:
-    pytest.importorskip("torch", reason="real runs need make install EXTRAS=dev,models")
+    pytest.importorskip("torch", reason=NEEDS_MODELS)
     with composer() as compose, pytest.raises(KvbenchError, match=r"factors"):
         plan(compose, parse(["+experiment=fig_offline_throughput", "workload.lengths.factors=1"], sweep=False))
