@@ -147,18 +147,22 @@ def test_sampled_tokens_are_those_of_the_other_runner() -> None:
     assert ours.outputs == theirs
 
 
-STREAMS = [("swap4", is_beam, device) for is_beam in (False, True) for device in DEVICES]
+STREAMS = [("swap4", is_beam, device, 2**26) for is_beam in (False, True) for device in DEVICES]
+STREAMS += [("swap4", True, device, 1) for device in ("lazy", "hasty swaps")]
 STREAMS += [
-    ("swap1", True, "lazy"),
-    ("copies4", True, "lazy"),
-    ("orca_pow2", True, "lazy"),
-    ("orca_pow2", False, "lazy"),
+    ("swap1", True, "lazy", 2**26),
+    ("copies4", True, "lazy", 2**26),
+    ("orca_pow2", True, "lazy", 2**26),
+    ("orca_pow2", False, "lazy", 2**26),
 ]
 
 
-@pytest.mark.parametrize(("system_name", "is_beam", "device"), STREAMS)
-def test_streams_are_those_of_the_other_runner(system_name: str, is_beam: bool, device: str) -> None:
-    """Samples and beams share, fork, copy and swap."""
+@pytest.mark.parametrize(("system_name", "is_beam", "device", "staged_bytes"), STREAMS)
+def test_streams_are_those_of_the_other_runner(
+    system_name: str, is_beam: bool, device: str, staged_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples and beams share, fork, copy and swap, all blocks at once or one by one."""
+    monkeypatch.setattr("kvbench.runners.shard.STAGED_BYTES", staged_bytes)
     requests = list(real_streams.some_requests(4, is_beam))
     params = SamplingParams() if is_beam else real_streams.PARAMS
     size = 6 if system_name.startswith("swap") else 4 * 6
@@ -309,6 +313,7 @@ def test_a_swap_waits_for_what_it_reads_and_the_next_step_for_what_it_writes() -
     made.swap_out(out)
     made.copy(np.array([[0, 4, 4], [0, 8, 4], [0, 12, 4]]))
     made.swap_in(out[:, ::-1])
+    assert len(made._staging[0].blocks) == 16  # there is room for all
     assert device.log == [
         "compute: gather",
         "swap waits for compute",
@@ -318,6 +323,29 @@ def test_a_swap_waits_for_what_it_reads_and_the_next_step_for_what_it_writes() -
         "compute waits for swap",
         "compute: scatter",
     ]
+    device.synchronize(device.record(COMPUTE))
+    assert torch.equal(made.cache.data, before)
+
+
+@pytest.mark.parametrize("hasty", [None, SWAP])
+def test_a_buffer_is_filled_anew_when_what_was_in_it_is_where_it_belongs(
+    hasty: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvbench.runners.shard.STAGED_BYTES", 1)
+    device = Delayed(hasty)
+    made = shard("tiny_llama", real_streams.system("swap4", 64).allocator, device, [])
+    assert [len(staging.blocks) for staging in made._staging] == [1, 1]
+    device.log.clear()
+    before = made.cache.data.copy_(torch.randn(made.cache.data.shape)).clone()
+    out = np.array([[3, 0], [1, 1], [2, 5]])
+    made.swap_out(out)
+    first = ["compute: gather", "swap waits for compute", "swap: fetch"]
+    assert device.log == [*first, *first, "compute waits for swap", *first]
+    made.copy(np.array([[0, 4, 4], [0, 8, 4], [0, 12, 4]]))
+    device.log.clear()
+    made.swap_in(out[:, ::-1])
+    back = ["swap: fetch", "compute waits for swap", "compute: scatter"]
+    assert device.log == [*back, *back, "swap waits for compute", *back]
     device.synchronize(device.record(COMPUTE))
     assert torch.equal(made.cache.data, before)
 

@@ -58,16 +58,12 @@ def copy_blocks(cache: KVCache, block_size: int, pairs: torch.Tensor) -> None:
     kernels(cache.data.device).copy_blocks(_blocks(cache, block_size), pairs)
 
 
-def gather_blocks(cache: KVCache, block_size: int, blocks: torch.Tensor) -> torch.Tensor:
-    """These blocks, ``[N]`` on the device, each with K and V of all layers side by side.
+def gather_blocks(cache: KVCache, block_size: int, staging: torch.Tensor, blocks: torch.Tensor) -> None:
+    """Collect these blocks, ``[N]`` on the device, each with K and V of all layers side by side.
 
-    Returns:
-        ``[N, layers, 2, block_size, heads, D]``.
+    ``staging`` is ``[N or more, layers, 2, block_size, heads, D]``.
     """
-    data = _blocks(cache, block_size)
-    staging = torch.empty((len(blocks), *data.shape[:2], *data.shape[3:]), dtype=data.dtype, device=data.device)
-    kernels(data.device).gather_blocks(data, staging, blocks)
-    return staging
+    kernels(cache.data.device).gather_blocks(_blocks(cache, block_size), staging, blocks)
 
 
 def scatter_blocks(cache: KVCache, block_size: int, staging: torch.Tensor, blocks: torch.Tensor) -> None:

@@ -46,10 +46,6 @@ class Device(Protocol):
         """The host waits."""
         ...
 
-    def keep(self, tensor: torch.Tensor, queue: str) -> None:
-        """Do not reuse the memory of a tensor before what is in this queue now is done."""
-        ...
-
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Work to be submitted to ``COMPUTE`` again and again, over the same tensors; it has run there before."""
         ...
@@ -93,9 +89,6 @@ class Cpu:
 
     def synchronize(self, event: None) -> None:
         """Nothing to wait for."""
-
-    def keep(self, tensor: torch.Tensor, queue: str) -> None:
-        """Nothing is pending."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """The work itself."""
@@ -157,10 +150,6 @@ class Cuda:
     def synchronize(self, event: torch.cuda.Event) -> None:
         """On the host."""
         event.synchronize()
-
-    def keep(self, tensor: torch.Tensor, queue: str) -> None:
-        """Tell the allocator."""
-        tensor.record_stream(self._streams[queue])
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """A CUDA graph. All graphs share their memory, as one runs at a time: capture the largest first."""

@@ -10,10 +10,12 @@ Tokens are chosen on the device where the most probable ones are wanted. Nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +33,8 @@ ID, POSITION, SLOT, LENGTH, BASE = range(5)
 HEADER = 16
 """Numbers of a row before its block table: as many as keep the tables aligned to 64 bytes."""
 NOWHERE = -1
+STAGED_BYTES = 64 * 2**20
+"""Of each of the two buffers on the device that swapped blocks pass through; a block at least."""
 NOT_FINITE = -1
 """Stands for the token of a sequence whose largest logit is none."""
 
@@ -73,6 +77,21 @@ class Output(NamedTuple):
     chosen: torch.Tensor
 
 
+@dataclass(slots=True)
+class Staging:
+    """A buffer between the cache and the host pool.
+
+    Attributes:
+        blocks: ``[N, layers, 2, block_size, heads, D]``.
+        fetched: an event of ``SWAP``: what was in it is on the host.
+        scattered: an event of ``COMPUTE``: what was in it is in the cache.
+    """
+
+    blocks: torch.Tensor
+    fetched: Any = None
+    scattered: Any = None
+
+
 class Shard:
     """One device's part of a run.
 
@@ -101,6 +120,7 @@ class Shard:
         self._rows[:, SLOT] = NOWHERE
         self._replays: dict[int, Callable[[], None]] = {}
         self._host: torch.Tensor | None = None
+        self._staging: deque[Staging] = deque()
         self.output: Output
         self.graph_bytes: list[int] = []
 
@@ -126,17 +146,18 @@ class Shard:
 
             self.device.submit(COMPUTE, decode)
         block_size = self.places.block_size
+        if block_size and self.places.host_slots >= block_size:
+            self._open_host_pool()
         if block_size and self.cache.data.shape[2] >= 2 * block_size:
 
             def move() -> None:
                 block = torch.zeros(1, dtype=torch.int64, device=self.device.where)
-                staging = triton.gather_blocks(self.cache, block_size, block)
-                triton.scatter_blocks(self.cache, block_size, staging, block)
+                for staging in self._staging:
+                    triton.gather_blocks(self.cache, block_size, staging.blocks, block)
+                    triton.scatter_blocks(self.cache, block_size, staging.blocks, block)
                 triton.copy_blocks(self.cache, block_size, torch.tensor([[0, 1]]))
 
             self.device.submit(COMPUTE, move)
-            if self.places.host_slots >= block_size:
-                self._host_pool()
         for size in reversed(self.sizes):
             splits = triton.num_splits([self.places.max_len] * size, self.cache.data.shape[3], self.device.where)
             outputs: list[Output] = []
@@ -234,42 +255,56 @@ class Shard:
 
     def swap_out(self, pairs: NDArray[np.int64]) -> None:
         """Copy blocks, ``[N, 2]`` of this cache and of the host pool: collected now, then copied beside the rest."""
-        device, host = self.device, self._host_pool()
-        ids = self._on_host(pairs[:, 0])
-        staging: list[torch.Tensor] = []
-
-        def gather() -> None:
-            blocks = ids.to(device.where, non_blocking=True)
-            staging.append(triton.gather_blocks(self.cache, self.places.block_size, blocks))
-
-        def fetch() -> None:
-            for at, block, count in runs(pairs[:, 1]):
-                host[block : block + count].copy_(staging[0][at : at + count], non_blocking=True)
-            device.keep(staging[0], SWAP)
-
-        device.submit(COMPUTE, gather)
-        device.wait(SWAP, device.record(COMPUTE))
-        device.submit(SWAP, fetch)
+        for part, staging in self._in_parts(pairs):
+            self._out(self._on_host(part[:, 0]), runs(part[:, 1]), staging)
 
     def swap_in(self, pairs: NDArray[np.int64]) -> None:
         """The other way round, ``[N, 2]`` of the host pool and of this cache; what is computed next waits for it."""
-        device, host = self.device, self._host_pool()
-        ids = self._on_host(pairs[:, 1])
-        staging: list[torch.Tensor] = []
+        for part, staging in self._in_parts(pairs):
+            self._in(runs(part[:, 0]), self._on_host(part[:, 1]), staging)
+
+    def _in_parts(self, pairs: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], Staging]]:
+        """As many at a time as fit into a buffer, which are used by turns."""
+        size = len(self._staging[0].blocks)
+        for start in range(0, len(pairs), size):
+            yield pairs[start : start + size], self._staging[0]
+            self._staging.rotate()
+
+    def _out(self, ids: torch.Tensor, targets: list[tuple[int, int, int]], staging: Staging) -> None:
+        device, host, size = self.device, self._host, self.places.block_size
+        assert host is not None
+
+        def gather() -> None:
+            triton.gather_blocks(self.cache, size, staging.blocks, ids.to(device.where, non_blocking=True))
 
         def fetch() -> None:
-            staging.append(torch.empty((len(pairs), *host.shape[1:]), dtype=host.dtype, device=device.where))
-            for at, block, count in runs(pairs[:, 0]):
-                staging[0][at : at + count].copy_(host[block : block + count], non_blocking=True)
+            for at, block, count in targets:
+                host[block : block + count].copy_(staging.blocks[at : at + count], non_blocking=True)
+
+        if staging.fetched is not None:
+            device.wait(COMPUTE, staging.fetched)
+        device.submit(COMPUTE, gather)
+        device.wait(SWAP, device.record(COMPUTE))
+        device.submit(SWAP, fetch)
+        staging.fetched = device.record(SWAP)
+
+    def _in(self, sources: list[tuple[int, int, int]], ids: torch.Tensor, staging: Staging) -> None:
+        device, host, size = self.device, self._host, self.places.block_size
+        assert host is not None
+
+        def fetch() -> None:
+            for at, block, count in sources:
+                staging.blocks[at : at + count].copy_(host[block : block + count], non_blocking=True)
 
         def scatter() -> None:
-            blocks = ids.to(device.where, non_blocking=True)
-            triton.scatter_blocks(self.cache, self.places.block_size, staging[0], blocks)
-            device.keep(staging[0], COMPUTE)
+            triton.scatter_blocks(self.cache, size, staging.blocks, ids.to(device.where, non_blocking=True))
 
+        if staging.scattered is not None:
+            device.wait(SWAP, staging.scattered)
         device.submit(SWAP, fetch)
         device.wait(COMPUTE, device.record(SWAP))
         device.submit(COMPUTE, scatter)
+        staging.scattered = device.record(COMPUTE)
 
     @torch.inference_mode()
     def _decode(self, rows: torch.Tensor, splits: int) -> Output:
@@ -317,21 +352,23 @@ class Shard:
         best, tokens = most_probable(logits)
         return Output(logits, torch.where(best.isfinite(), tokens, NOT_FINITE))
 
-    def _host_pool(self) -> torch.Tensor:
-        """``[host blocks, layers, 2, block_size, heads, D]``: a block is one piece, and one copy."""
-        if self._host is None:
-            num_layers, _, _, num_kv_heads, head_dim = self.cache.data.shape
-            size = self.places.block_size
-            shape = (self.places.host_slots // size, num_layers, 2, size, num_kv_heads, head_dim)
-            try:
-                self._host = self.device.on_host(shape, self.cache.data.dtype)
-            except RuntimeError as error:
-                size_bytes = torch.Size(shape).numel() * self.cache.data.dtype.itemsize
-                raise KvbenchError(
-                    f"the host gives no {size_bytes} bytes of memory for what is swapped out "
-                    f"({str(error).splitlines()[0]}); lower swap_space_bytes="
-                ) from None
-        return self._host
+    def _open_host_pool(self) -> None:
+        """``[host blocks, layers, 2, block_size, heads, D]``: a block is one piece, and one copy; and two buffers."""
+        num_layers, _, _, num_kv_heads, head_dim = self.cache.data.shape
+        size, dtype = self.places.block_size, self.cache.data.dtype
+        block = (num_layers, 2, size, num_kv_heads, head_dim)
+        block_bytes = torch.Size(block).numel() * dtype.itemsize
+        num_blocks = self.places.host_slots // size
+        try:
+            self._host = self.device.on_host((num_blocks, *block), dtype)
+        except RuntimeError as error:
+            raise KvbenchError(
+                f"the host gives no {num_blocks * block_bytes} bytes of memory for what is swapped out "
+                f"({str(error).splitlines()[0]}); lower swap_space_bytes="
+            ) from None
+        num_staged = min(num_blocks, max(1, STAGED_BYTES // block_bytes))
+        for _ in range(2):
+            self._staging.append(Staging(torch.empty((num_staged, *block), dtype=dtype, device=self.device.where)))
 
     def _on_host(self, values: NDArray[np.int32] | NDArray[np.int64], padded_to: int = 0) -> torch.Tensor:
         """A copy that nobody changes before the device has read it; rows of padding do nothing."""
