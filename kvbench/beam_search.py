@@ -49,31 +49,31 @@ def next_beams(
     best = totals.view(num_searches, -1).topk(width, dim=-1)
     candidates = best.indices.cpu().numpy()
     place = places(candidates // vocab_size)
-    origins, tokens, new_scores = (np.empty_like(candidates), np.empty_like(candidates), np.empty_like(scores))
-    np.put_along_axis(origins, place, candidates // vocab_size, axis=1)
+    parents, tokens, new_scores = (np.empty_like(candidates), np.empty_like(candidates), np.empty_like(scores))
+    np.put_along_axis(parents, place, candidates // vocab_size, axis=1)
     np.put_along_axis(tokens, place, candidates % vocab_size, axis=1)
     np.put_along_axis(new_scores, place, best.values.double().cpu().numpy(), axis=1)
-    return origins, tokens, new_scores
+    return parents, tokens, new_scores
 
 
-def places(origins: NDArray[np.int64]) -> NDArray[np.int64]:
+def places(parents: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where survivors go, so that a beam stays where it is and only those without a continuation are replaced.
 
     Args:
-        origins: ``[searches, width]``, the beam that each survivor continues, best first.
+        parents: ``[searches, width]``, the beam that each survivor continues, best first.
 
     Returns:
         The place of each: the best continuation of a beam takes its place, the others those of the beams that have
         none, in order.
     """
-    num_searches, width = origins.shape
+    num_searches, width = parents.shape
     rows = np.arange(num_searches)
     place = np.full((num_searches, width), -1)
     taken = np.zeros((num_searches, width), bool)
     for i in range(width):
-        first = ~taken[rows, origins[:, i]]
-        place[first, i] = origins[first, i]
-        taken[rows, origins[:, i]] = True
+        first = ~taken[rows, parents[:, i]]
+        place[first, i] = parents[first, i]
+        taken[rows, parents[:, i]] = True
     left = np.argsort(taken, axis=1, kind="stable")  # places of dropped beams first, in order
     used = np.zeros(num_searches, np.int64)
     for i in range(width):

@@ -492,10 +492,10 @@ class PrefixGoesWithItsLastReader(Paged):
 class ReforkUnshares(Paged):
     """Copies what is full, too, to blocks that are free."""
 
-    def refork(self, seqs: Sequence[Hashable], origins: Sequence[int], length: int, copies: Copies) -> None:
-        super().refork(seqs, origins, length, copies)
+    def refork(self, seqs: Sequence[Hashable], parents: Sequence[int], length: int, copies: Copies) -> None:
+        super().refork(seqs, parents, length, copies)
         size, whole = self.block_size, length // self.block_size
-        moved = [self.tables[seqs[i]] for i, origin in enumerate(origins) if origin != i]
+        moved = [self.tables[seqs[i]] for i, parent in enumerate(parents) if parent != i]
         if whole * len(moved) <= len(self.pool.free):
             for table in moved:
                 old, table[:whole] = table[:whole], self.pool.take(whole)
@@ -504,31 +504,31 @@ class ReforkUnshares(Paged):
 
 
 class ReforkCopyNotReported(Paged):
-    def refork(self, seqs: Sequence[Hashable], origins: Sequence[int], length: int, copies: Copies) -> None:
-        super().refork(seqs, origins, length, [])
+    def refork(self, seqs: Sequence[Hashable], parents: Sequence[int], length: int, copies: Copies) -> None:
+        super().refork(seqs, parents, length, [])
 
 
 class ReforkSharesTheLast(Paged):
     """Also the block that will be written."""
 
-    def refork(self, seqs: Sequence[Hashable], origins: Sequence[int], length: int, copies: Copies) -> None:
-        super().refork(seqs, origins, -(-length // self.block_size) * self.block_size, copies)
+    def refork(self, seqs: Sequence[Hashable], parents: Sequence[int], length: int, copies: Copies) -> None:
+        super().refork(seqs, parents, -(-length // self.block_size) * self.block_size, copies)
 
 
 class ReforkForgetsHolders(Paged):
-    def refork(self, seqs: Sequence[Hashable], origins: Sequence[int], length: int, copies: Copies) -> None:
+    def refork(self, seqs: Sequence[Hashable], parents: Sequence[int], length: int, copies: Copies) -> None:
         shared = self.pool.shared.copy()
-        super().refork(seqs, origins, length, copies)
+        super().refork(seqs, parents, length, copies)
         self.pool.shared = shared
 
 
 class ReforkOneAfterTheOther(Paged):
     """Follows the beam before it instead."""
 
-    def refork(self, seqs: Sequence[Hashable], origins: Sequence[int], length: int, copies: Copies) -> None:
-        stays = [i for i, origin in enumerate(origins) if origin == i]
+    def refork(self, seqs: Sequence[Hashable], parents: Sequence[int], length: int, copies: Copies) -> None:
+        stays = [i for i, parent in enumerate(parents) if parent == i]
         super().refork(
-            seqs, [i if i in stays else stays[0] for i in range(len(seqs))] if stays else origins, length, copies
+            seqs, [i if i in stays else stays[0] for i in range(len(seqs))] if stays else parents, length, copies
         )
 
 

@@ -432,8 +432,8 @@ class World:
 
     def beams(self, job: Job) -> None:
         """The dropped beams give their blocks back; then survivors are forked in their place."""
-        origins = self.parents(job.request.id, len(job.streams), job.generated - 1)
-        pairs = [(job.streams[origin], job.streams[i]) for i, origin in enumerate(origins or ()) if origin != i]
+        parents = self.parents(job.request.id, len(job.streams), job.generated - 1)
+        pairs = [(job.streams[parent], job.streams[i]) for i, parent in enumerate(parents or ()) if parent != i]
         if not self.shares:
             job.forked = pairs
             return

@@ -326,14 +326,14 @@ def test_moving_beams_is_freeing_forking_and_copying(block_size: int, width: int
         for paged, copied in zip((short, long), copies, strict=True):
             if step == length or step % block_size == 0:
                 paged.append(streams, copied)
-        origins = [data.draw(st.integers(0, width - 1)) for _ in streams]
-        origins = [i if i in origins else origin for i, origin in enumerate(origins)]
-        short.refork(streams, origins, step + 1, copies[0])
-        moved = [(origin, i) for i, origin in enumerate(origins) if origin != i]
+        parents = [data.draw(st.integers(0, width - 1)) for _ in streams]
+        parents = [i if i in parents else parent for i, parent in enumerate(parents)]
+        short.refork(streams, parents, step + 1, copies[0])
+        moved = [(parent, i) for i, parent in enumerate(parents) if parent != i]
         for _, child in moved:
             long.free(child)
-        for origin, child in moved:
-            long.fork(origin, child, step + 1)
+        for parent, child in moved:
+            long.fork(parent, child, step + 1)
         if moved and (step + 1) % block_size:
             long.append(dict.fromkeys(stream for pair in moved for stream in pair), copies[1])
         pattern = [[row.index(block) for block in row] for row in zip(*map(short.tables.get, streams), strict=True)]

@@ -13,17 +13,17 @@ from kvbench.runners.beams import NUM_CHAINS, NUM_TERMS, ScoreModel
 
 
 @given(st.integers(1, 7).flatmap(lambda width: st.lists(st.integers(0, width - 1), min_size=width, max_size=width)))
-def test_survivors_stay_in_place_and_the_others_fill_the_rest(origins: list[int]) -> None:
-    place = places(np.array([origins]))[0].tolist()
-    assert sorted(place) == list(range(len(origins)))
-    for survivor in set(origins):
-        assert place[origins.index(survivor)] == survivor  # its best continuation
+def test_survivors_stay_in_place_and_the_others_fill_the_rest(parents: list[int]) -> None:
+    place = places(np.array([parents]))[0].tolist()
+    assert sorted(place) == list(range(len(parents)))
+    for survivor in set(parents):
+        assert place[parents.index(survivor)] == survivor  # its best continuation
 
 
 def num_forks(model: ScoreModel, width: int, num_steps: int = 128) -> float:
     """Beams replaced in a step, on average."""
     drawn = [model.parents(request, width, step) for step in range(1, num_steps + 1) for request in range(NUM_CHAINS)]
-    return sum(origin != i for parents in drawn for i, origin in enumerate(parents or ())) / len(drawn)
+    return sum(parent != i for parents in drawn for i, parent in enumerate(parents or ())) / len(drawn)
 
 
 @pytest.mark.parametrize(("width", "recorded"), [(2, 0.21), (4, 0.63), (6, 1.15)])

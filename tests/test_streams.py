@@ -152,10 +152,10 @@ class Remembering:
                 slots = self.allocator.slots(stream)[: stream.length if stream in prefixes else batch.step - seq.origin]
                 assert [self.pool[slot] for slot in slots] == self.written[stream]
         result = self.priced.execute(batch)
-        for seq, origins in (result.parents or {}).items():
+        for seq, parents in (result.parents or {}).items():
             before = [self.written[stream] for stream in seq.streams]
-            for stream, origin in zip(seq.streams, origins, strict=True):
-                self.written[stream] = before[origin].copy()
+            for stream, parent in zip(seq.streams, parents, strict=True):
+                self.written[stream] = before[parent].copy()
         return result
 
     def compute(self, batch: Batch) -> None:

@@ -54,8 +54,8 @@ class TokenByToken:
         for seq in (parent, child):
             self.promised[seq] = self._granted[seq] = length
 
-    def refork(self, seqs: Seq[Hashable], origins: Seq[int], length: int, copies: list[BlockCopy]) -> None:
-        self._paged.refork(seqs, origins, length, copies)
+    def refork(self, seqs: Seq[Hashable], parents: Seq[int], length: int, copies: list[BlockCopy]) -> None:
+        self._paged.refork(seqs, parents, length, copies)
 
     def extend(self, seq: Hashable, slots: int, copies: list[BlockCopy]) -> int:
         granted = self.promised[seq] = self._granted[seq] = self._paged.extend(seq, slots, copies)

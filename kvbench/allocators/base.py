@@ -95,11 +95,11 @@ class Allocator(Protocol):
         """
         ...
 
-    def refork(self, seqs: Seq[Hashable], origins: Seq[int], length: int, copies: list[BlockCopy]) -> None:
-        """Sequence ``i`` goes on from the first ``length`` tokens of what was sequence ``origins[i]``. Needs FORK.
+    def refork(self, seqs: Seq[Hashable], parents: Seq[int], length: int, copies: list[BlockCopy]) -> None:
+        """Sequence ``i`` goes on from the first ``length`` tokens of what was sequence ``parents[i]``. Needs FORK.
 
         All stem from one allocation, hold at least ``length`` slots and have written their last; those that others go
-        on from stay (``origins[i] == i``). Each keeps as many slots as it had, and no free slot is needed: what is full
+        on from stay (``parents[i] == i``). Each keeps as many slots as it had, and no free slot is needed: what is full
         is shared, the tokens in a block that will be written go to the sequence's own, by ``copies``.
 
         Raises:
@@ -180,7 +180,7 @@ class FixedGrant:
         """Slots are not shared. Raises KvbenchError."""
         raise KvbenchError(f"{self._name()} shares no slots; use allocator=paged")
 
-    def refork(self, seqs: Seq[Hashable], origins: Seq[int], length: int, copies: list[BlockCopy]) -> None:
+    def refork(self, seqs: Seq[Hashable], parents: Seq[int], length: int, copies: list[BlockCopy]) -> None:
         """Slots are not shared. Raises KvbenchError."""
         raise KvbenchError(f"{self._name()} shares no slots; use allocator=paged")
 

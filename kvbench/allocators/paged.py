@@ -170,14 +170,14 @@ class Paged:
         if length != len(table) * size:
             self._lens[parent] = length
 
-    def refork(self, seqs: Seq[Hashable], origins: Seq[int], length: int, copies: list[BlockCopy]) -> None:
+    def refork(self, seqs: Seq[Hashable], parents: Seq[int], length: int, copies: list[BlockCopy]) -> None:
         """Share the full blocks, copy what is in the last."""
         self._check_shares()
         tables, size, follow = self.tables, self.block_size, self.pool.follow
         last, filled = divmod(length, size)
-        for i, origin in enumerate(origins):
-            if origin != i:
-                source, table = tables[seqs[origin]], tables[seqs[i]]
+        for i, parent in enumerate(parents):
+            if parent != i:
+                source, table = tables[seqs[parent]], tables[seqs[i]]
                 if filled:
                     copies.append(BlockCopy(source[last] * size, table[last] * size, filled))
                 follow(source, table, last)

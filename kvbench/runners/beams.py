@@ -103,11 +103,11 @@ class _Searches:
             best = np.argsort(-candidates, axis=1, kind="stable")[:, :k]
             scores = np.take_along_axis(candidates, best, axis=1)
             place = places(best // k)
-            origins = np.empty_like(place)
-            np.put_along_axis(origins, place, best // k, axis=1)
+            parents = np.empty_like(place)
+            np.put_along_axis(parents, place, best // k, axis=1)
             np.put_along_axis(self.scores, place, scores - scores[:, :1], axis=1)
-            stays = (origins == np.arange(k)).all(axis=1)
+            stays = (parents == np.arange(k)).all(axis=1)
             steps.append(
-                [None if stay else tuple(row) for stay, row in zip(stays.tolist(), origins.tolist(), strict=True)]
+                [None if stay else tuple(row) for stay, row in zip(stays.tolist(), parents.tolist(), strict=True)]
             )
         return steps

@@ -30,7 +30,7 @@ class Law(Enum):
     FORK = "fork shares the parent's slots and takes none"
     EXTEND = "extend gives a sequence the slots it asks for in all, and it writes on where it was"
     PREFIX = "who begins with a shared prefix reads its whole granules in place and is granted no more than the rest"
-    REFORK = "refork gives each sequence the tokens of its origin: what is full is shared, no free slot is taken"
+    REFORK = "refork gives each sequence the tokens of its parent: what is full is shared, no free slot is taken"
     SWAP = "swap_out moves what nobody else holds, each slot once, swap_in brings it back, shared as it was"
     CAN_SWAP_IN = "can_swap_in: True exactly where swap_in succeeds and `keep` stays free"
 

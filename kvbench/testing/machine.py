@@ -97,10 +97,10 @@ class AllocatorMachine(RuleBasedStateMachine):
         self._do(_begin_with, self._pick(prefix), self._scaled(more), count)
 
     @precondition(lambda self: self.has(Ability.FORK | Ability.GROW))
-    @rule(seq=PICK, count=st.integers(1, 3), origins=st.lists(PICK, min_size=4, max_size=4))
-    def search(self, seq: int, count: int, origins: list[int]) -> None:
+    @rule(seq=PICK, count=st.integers(1, 3), parents=st.lists(PICK, min_size=4, max_size=4))
+    def search(self, seq: int, count: int, parents: list[int]) -> None:
         """A step of a beam search: beams that do not survive go on from others; at first there may be one."""
-        self._do(_search, self._pick(seq), count, origins)
+        self._do(_search, self._pick(seq), count, parents)
 
     @precondition(lambda self: self.has(Ability.SWAP))
     @rule(seqs=st.lists(PICK, min_size=1, max_size=3))
@@ -230,7 +230,7 @@ def _begin_with(shadow: Shadow, prefix: Tracked, more: int, count: int) -> None:
             shadow.write(seq, 1)
 
 
-def _search(shadow: Shadow, seq: Tracked, count: int, origins: list[int]) -> None:
+def _search(shadow: Shadow, seq: Tracked, count: int, parents: list[int]) -> None:
     beams = shadow.can_refork(seq)
     if len(beams) < 2:
         beams = [seq, *(shadow.fork(seq) for _ in range(count))]
@@ -238,7 +238,7 @@ def _search(shadow: Shadow, seq: Tracked, count: int, origins: list[int]) -> Non
             return
         for beam in beams:
             shadow.write(beam, 1)
-    shadow.refork(beams, survivors(origins, len(beams)))
+    shadow.refork(beams, survivors(parents, len(beams)))
     for beam in beams:
         shadow.write(beam, 1)
 

@@ -261,30 +261,30 @@ class Shadow:
             self.subject.broken(Law.PREFIX, f"{text} turned slots({prefix.key!r}) from {there} into {now}")
         return child
 
-    def refork(self, seqs: Sequence[Tracked], origins: Sequence[int]) -> None:
-        """Let sequence ``i`` go on from what was ``origins[i]``; see ``can_refork``. Needs FORK."""
+    def refork(self, seqs: Sequence[Tracked], parents: Sequence[int]) -> None:
+        """Let sequence ``i`` go on from what was ``parents[i]``; see ``can_refork``. Needs FORK."""
         length, size = len(seqs[0].tokens), self.subject.block_size
         keys = [seq.key for seq in seqs]
-        text = f"refork({keys}, {list(origins)}, {length})"
+        text = f"refork({keys}, {list(parents)}, {length})"
         before, used = [self.subject.slots(key) for key in keys], self.subject.books().used
         copies = [EARLIER]
         try:
-            self.subject.allocator.refork(keys, origins, length, copies)
+            self.subject.allocator.refork(keys, parents, length, copies)
         except Exception as error:
             self.subject.unexpected(text, error)
         done = self._note_copies(text, None, copies)
         self._copy(done)
         tokens = [seq.tokens for seq in seqs]
-        for i, (seq, origin) in enumerate(zip(seqs, origins, strict=True)):
-            seq.tokens = tokens[origin].copy()
+        for i, (seq, parent) in enumerate(zip(seqs, parents, strict=True)):
+            seq.tokens = tokens[parent].copy()
             whole, now = length // size * size, self.subject.slots(seq.key)
-            if now[:whole] != before[origin][:whole] or now[whole:] != before[i][whole:]:
-                expected = before[origin][:whole] + before[i][whole:]
+            if now[:whole] != before[parent][:whole] or now[whole:] != before[i][whole:]:
+                expected = before[parent][:whole] + before[i][whole:]
                 self.subject.broken(Law.REFORK, f"after {text} slots({seq.key!r}) are {now} instead of {expected}")
         if (grown := self.subject.books().used - used) > 0:
             self.subject.broken(Law.REFORK, f"{text} took {grown} slots")
         more = [EARLIER]
-        self._same(text, None, lambda: self.twin.allocator.refork([seq.twin for seq in seqs], origins, length, more))
+        self._same(text, None, lambda: self.twin.allocator.refork([seq.twin for seq in seqs], parents, length, more))
         self._same_copies(text, done, more[1:])
         self.check()
 
@@ -696,5 +696,5 @@ class Shadow:
 
 def survivors(draws: Sequence[int], width: int) -> list[int]:
     """Where each of so many beams goes on from, by arbitrary numbers: one that somebody goes on from stays in place."""
-    origins = [draws[i % len(draws)] % width for i in range(width)]
-    return [i if i in origins else origin for i, origin in enumerate(origins)]
+    parents = [draws[i % len(draws)] % width for i in range(width)]
+    return [i if i in parents else parent for i, parent in enumerate(parents)]
