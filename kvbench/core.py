@@ -90,6 +90,11 @@ class Sequence:
     num_cached: int = 0
 
     @property
+    def num_streams(self) -> int:
+        """How many streams the request has."""
+        return 1 + len(self.siblings)
+
+    @property
     def streams(self) -> tuple[Sequence, ...]:
         """All streams of the request, itself the first."""
         return (self, *self.siblings)

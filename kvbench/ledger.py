@@ -129,9 +129,7 @@ class Ledger:
             for seq in batch.grown:
                 spare = last - seq.origin - seq.final_len
                 if spare > 0:
-                    spare *= 1 + len(seq.siblings)
-                    self._padding += spare - self._padding_by.get(seq, 0)
-                    self._padding_by[seq] = spare
+                    self._pad(seq, spare * seq.num_streams)
         if batch.preempted:
             self._release(batch.preempted)
         if batch.prefills:
@@ -224,7 +222,7 @@ class Ledger:
             if seq.siblings:
                 siblings = len(seq.siblings)
                 self._new_siblings += siblings
-                if siblings >= seq.num_prefills:
+                if seq.num_streams > seq.num_prefills:
                     self._parting.append(seq)
                     self._unfilled += siblings * (seq.granted - seq.length)
                     self._not_computed += siblings * seq.length
@@ -251,13 +249,13 @@ class Ledger:
             self._padding += prefix.granted - prefix.length
         for seq in self._parting:
             if seq in batch.running and (spare := self._padding_by.get(seq, 0)):
-                self._pad(seq, spare * (1 + len(seq.siblings)))
+                self._pad(seq, spare * seq.num_streams)
         self._parting.clear()
         self._unfilled = self._not_computed = 0
         for seq in batch.returned:
             spare = seq.granted - seq.final_len
             if spare > 0:
-                self._pad(seq, spare * (1 + len(seq.siblings)))
+                self._pad(seq, spare * seq.num_streams)
         self._note_flow(batch)
 
     def _note_flow(self, batch: Batch) -> None:
@@ -281,14 +279,14 @@ class Ledger:
         events, row = self._events, self._num_rows()
         assert events is not None
         room = batch.step + batch.gained - 1
-        events += [_Event(row, seq, seq.requested, room - seq.origin, 1 + len(seq.siblings)) for seq in batch.grown]
+        events += [_Event(row, seq, seq.requested, room - seq.origin, seq.num_streams) for seq in batch.grown]
         events += [_Event(row, seq, 0, 0, 1) for seq in batch.preempted]
-        events += [_Event(row, seq, 0, seq.granted, 1 + len(seq.siblings)) for seq in batch.returned]
+        events += [_Event(row, seq, 0, seq.granted, seq.num_streams) for seq in batch.returned]
         events += [_Event(row, prefix, prefix.length, prefix.granted, 1) for prefix in batch.prefixes]
         for seq in batch.prefills:
             events.append(_Event(row, seq, seq.requested, seq.granted, seq.num_prefills))
-            if len(seq.siblings) >= seq.num_prefills:  # they part in the next row
-                events.append(_Event(row + 1, seq, seq.requested, seq.granted, 1 + len(seq.siblings)))
+            if seq.num_streams > seq.num_prefills:  # they part in the next row
+                events.append(_Event(row + 1, seq, seq.requested, seq.granted, seq.num_streams))
 
     def _complete(self, columns: dict[str, NDArray[np.generic]]) -> None:
         """Split again, now that every final length is known."""

@@ -19,6 +19,11 @@ class Reservation(Protocol):
     """Whether it looks at ``output_len``, which a real system does not know; recorded with every result."""
     grows: ClassVar[bool]
     """Whether a sequence may outgrow what it was guaranteed."""
+    fits_slabs: ClassVar[bool]
+    """Whether it asks for the longest sequence, whatever the request: placement may grant slabs of that length only."""
+    foresees: ClassVar[bool]
+    """Whether only those are admitted that will find room in every step to their end (``schedulers.foresight``), so
+    that nobody is preempted. One that foresees uses true lengths, and grows."""
 
     def slots(self, request: Request, max_model_len: int) -> int:
         """Slots to guarantee at admission; the scheduler grants at least the tokens present."""
@@ -31,6 +36,8 @@ class Max:
     name: ClassVar[str] = "max"
     uses_true_lengths: ClassVar[bool] = False
     grows: ClassVar[bool] = False
+    fits_slabs: ClassVar[bool] = True
+    foresees: ClassVar[bool] = False
 
     def slots(self, request: Request, max_model_len: int) -> int:
         """``max_model_len``."""
@@ -43,6 +50,8 @@ class Pow2:
     name: ClassVar[str] = "pow2"
     uses_true_lengths: ClassVar[bool] = True
     grows: ClassVar[bool] = False
+    fits_slabs: ClassVar[bool] = False
+    foresees: ClassVar[bool] = False
 
     def slots(self, request: Request, max_model_len: int) -> int:
         """``min(prompt + 2**ceil(log2(output)), max_model_len)``: an output of 25 reserves 32."""
@@ -55,6 +64,8 @@ class Oracle:
     name: ClassVar[str] = "oracle"
     uses_true_lengths: ClassVar[bool] = True
     grows: ClassVar[bool] = False
+    fits_slabs: ClassVar[bool] = False
+    foresees: ClassVar[bool] = False
 
     def slots(self, request: Request, max_model_len: int) -> int:
         """``min(prompt + output, max_model_len)``."""
@@ -71,6 +82,8 @@ class Clairvoyant:
     name: ClassVar[str] = "clairvoyant"
     uses_true_lengths: ClassVar[bool] = True
     grows: ClassVar[bool] = True
+    fits_slabs: ClassVar[bool] = False
+    foresees: ClassVar[bool] = True
 
     def slots(self, request: Request, max_model_len: int) -> int:
         """0."""
@@ -83,6 +96,8 @@ class OnDemand:
     name: ClassVar[str] = "on_demand"
     uses_true_lengths: ClassVar[bool] = False
     grows: ClassVar[bool] = True
+    fits_slabs: ClassVar[bool] = False
+    foresees: ClassVar[bool] = False
 
     def slots(self, request: Request, max_model_len: int) -> int:
         """0."""

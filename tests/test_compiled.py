@@ -103,12 +103,21 @@ def test_what_it_does_not_cover_is_left_to_the_engine() -> None:
     class Own(Paged):
         pass
 
+    class Grows(Oracle):
+        grows = True
+
+    class Foresees(Oracle):
+        foresees = True
+
     def found(allocator: Allocator, reservation: Reservation, *requests: Request) -> bool:
         return compiled.serve(engine(allocator, reservation), requests, 0) is not None
 
     request = Request(0, 0.0, 5, 5)
     assert found(Paged(64, 4), OnDemand(), request)
     assert not found(Own(64, 4), OnDemand(), request)
+    assert found(Paged(64, 4), Oracle(), request)
+    assert not found(Paged(64, 4), Grows(), request)
+    assert not found(Paged(64, 4), Foresees(), request)
     assert not found(Contiguous(128, 64), Max(), request)
     assert not found(Paged(64, 4), OnDemand(), Request(0, 0.0, 5, 5, num_seqs=2))
     assert not found(Paged(64, 4), OnDemand())

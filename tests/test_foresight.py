@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
+from kvbench.allocators.contiguous import Contiguous
 from kvbench.allocators.paged import Paged
 from kvbench.clock import VirtualClock
 from kvbench.core import KvbenchError, Request
@@ -14,7 +16,34 @@ from kvbench.engine import Engine, serve
 from kvbench.ledger import Ledger
 from kvbench.reservation import Clairvoyant, OnDemand, Reservation
 from kvbench.runners.simulated import IterationCosts, Simulated
+from kvbench.schedulers.base import MissingCorner
 from kvbench.schedulers.iteration_level import IterationLevel, Victim
+
+
+class Own:
+    """A reservation that somebody plugs in: it foresees, under another name."""
+
+    name: ClassVar[str] = "own"
+    uses_true_lengths: ClassVar[bool] = True
+    grows: ClassVar[bool] = True
+    fits_slabs: ClassVar[bool] = False
+    foresees: ClassVar[bool] = True
+
+    def slots(self, request: Request, max_model_len: int) -> int:
+        return 0
+
+
+class OwnOfSlabs:
+    """One that asks for all, under another name."""
+
+    name: ClassVar[str] = "own"
+    uses_true_lengths: ClassVar[bool] = False
+    grows: ClassVar[bool] = False
+    fits_slabs: ClassVar[bool] = True
+    foresees: ClassVar[bool] = False
+
+    def slots(self, request: Request, max_model_len: int) -> int:
+        return max_model_len
 
 
 def engine_of(reservation: Reservation, num_blocks: int, block_size: int, victim: Victim = "newest") -> Engine:
@@ -78,3 +107,23 @@ def test_the_preempted_wait_in_order_of_arrival() -> None:
             arrivals = [seq.request.arrival_s for seq in engine.scheduler.waiting]
             assert arrivals == sorted(arrivals)
         assert num_preempted > 20
+
+
+def test_a_plug_in_can_foresee() -> None:
+    rng = random.Random(2)
+    requests = [Request(index, 0.0, rng.randint(1, 12), rng.randint(1, 20)) for index in range(25)]
+    own, ours, blind = (serve(engine_of(each, 30, 4), requests) for each in (Own(), Clairvoyant(), OnDemand()))
+    for name, column in ours.steps.items():
+        np.testing.assert_array_equal(own.steps[name], column, err_msg=name)
+    assert blind.steps["num_preempted"].any()
+    assert IterationLevel(Paged(400, 4), Own(), 64).keep == 0 < IterationLevel(Paged(400, 4), OnDemand(), 64).keep
+
+
+def test_a_plug_in_can_fit_slabs() -> None:
+    scheduler = IterationLevel(Contiguous(200, 64), OwnOfSlabs(), 64)
+    engine = Engine(scheduler, Simulated(IterationCosts(1000, 0, 0, 0, 0)), VirtualClock(), Ledger(scheduler.allocator))
+    steps = serve(engine, [Request(0, 0.0, 4, 4), Request(1, 0.0, 4, 4)]).steps
+    granted = np.sum([steps[name] for name in ("token_states", "reserved", "overreserved")], axis=0)
+    assert set(granted) == {128}
+    with pytest.raises(MissingCorner, match="reservation=own does not exist for Contiguous"):
+        IterationLevel(Contiguous(200, 64), Own(), 64)

@@ -23,7 +23,7 @@ from kvbench.core import Request
 from kvbench.engine import Engine
 from kvbench.ledger import ROW
 from kvbench.records import Record, request_table
-from kvbench.reservation import Clairvoyant, OnDemand
+from kvbench.reservation import Clairvoyant, OnDemand, Reservation
 from kvbench.runners.base import Runner
 from kvbench.runners.simulated import Simulated
 from kvbench.schedulers.base import Scheduler
@@ -40,11 +40,16 @@ def covers(scheduler: Scheduler, runner: Runner) -> bool:
     return (
         type(scheduler) is IterationLevel
         and type(scheduler.allocator) in _KINDS
-        and scheduler.reservation.grows == (type(scheduler.reservation) in (OnDemand, Clairvoyant))
+        and _covers(scheduler.reservation)
         and scheduler.victim == "newest"
         and scheduler.restore != "swap"
         and type(runner) is Simulated
     )
+
+
+def _covers(reservation: Reservation) -> bool:
+    """Those that are a number of slots, whatever their type, and the two that are more, if they are ours."""
+    return type(reservation) in (OnDemand, Clairvoyant) or not (reservation.grows or reservation.foresees)
 
 
 def serve(engine: Engine, requests: Seq[Request], min_requests: int = MIN_REQUESTS) -> Record | None:

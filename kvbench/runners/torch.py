@@ -301,7 +301,7 @@ class Torch:
                 break
             else:
                 return layout
-        sharing = {seq for seq in batch.prefills if len(seq.siblings) >= seq.num_prefills}
+        sharing = {seq for seq in batch.prefills if seq.num_streams > seq.num_prefills}
         computed = [stream for seq in seqs for stream in ((seq,) if seq in sharing else seq.streams)]
         rows = {stream: row for row, stream in enumerate(computed)}
         drawn, source = computed, None
@@ -355,28 +355,28 @@ class Torch:
         for seq in batch.running:
             if seq.request.is_beam and seq.siblings and seq not in self._ended:
                 is_first = len(self._streams[seq].tokens) == seq.request.prompt_len
-                by_width.setdefault((1 + len(seq.siblings), is_first), []).append(seq)
-        parents: dict[Sequence, list[int]] = {}
+                by_width.setdefault((seq.num_streams, is_first), []).append(seq)
+        searches: dict[Sequence, list[int]] = {}
         for (width, is_first), seqs in by_width.items():
             rows = torch.tensor([[row_of[stream] for stream in seq.streams] for seq in seqs], device=logits.device)
             if is_first:
                 chosen, scores = first_beams(logits[rows[:, 0]], width)
-                origins = np.broadcast_to(np.arange(width), chosen.shape)
+                beams = np.broadcast_to(np.arange(width), chosen.shape)
             else:
                 before = np.array([[self._streams[stream].score for stream in seq.streams] for seq in seqs])
-                origins, chosen, scores = next_beams(logits[rows], before)
-            for seq, origin, new, score in zip(seqs, origins.tolist(), chosen.tolist(), scores.tolist(), strict=True):
+                beams, chosen, scores = next_beams(logits[rows], before)
+            for seq, parents, new, score in zip(seqs, beams.tolist(), chosen.tolist(), scores.tolist(), strict=True):
                 streams = [self._streams[stream] for stream in seq.streams]
-                histories = [streams[i].tokens for i in origin]
+                histories = [streams[i].tokens for i in parents]
                 for place, stream in enumerate(streams):
-                    if origin[place] != place:
+                    if parents[place] != place:
                         stream.tokens = list(histories[place])
                     stream.score = score[place]
                 tokens.update(zip(seq.streams, new, strict=True))
-                if origin != list(range(width)):
-                    parents[seq] = origin
+                if parents != list(range(width)):
+                    searches[seq] = parents
                     self._moved.append(seq)
-        return parents or None
+        return searches or None
 
     def _append(self, seqs: list[Sequence], tokens: dict[Sequence, int]) -> list[Sequence]:
         """Give each stream its token; returns the requests that end with it."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from kvbench.allocators.base import Ability, Allocator
 from kvbench.core import Batch, KvbenchError, Sequence
-from kvbench.reservation import Max, Reservation
+from kvbench.reservation import Reservation
 
 
 class Scheduler(Protocol):
@@ -53,10 +53,10 @@ def check_corner(allocator: Allocator, reservation: Reservation) -> None:
     """Refuse a combination of placement and reservation that does not exist.
 
     Raises:
-        MissingCorner: slabs with another reservation than max; growth where a grant cannot grow.
+        MissingCorner: slabs with a reservation that does not fit them; growth where a grant cannot grow.
     """
     placement = type(allocator).__name__
-    if Ability.ANY_SIZE not in allocator.abilities and not isinstance(reservation, Max):
+    if Ability.ANY_SIZE not in allocator.abilities and not reservation.fits_slabs:
         raise MissingCorner(
             f"reservation={reservation.name} does not exist for {placement}, which grants slabs of one length: "
             "use reservation=max"
