@@ -152,9 +152,9 @@ class Remembering:
                 slots = self.allocator.slots(stream)[: stream.length if stream in prefixes else batch.step - seq.origin]
                 assert [self.pool[slot] for slot in slots] == self.written[stream]
         result = self.priced.execute(batch)
-        for seq, parents in (result.parents or {}).items():
+        for seq, beams in (result.parents or {}).items():
             before = [self.written[stream] for stream in seq.streams]
-            for stream, parent in zip(seq.streams, parents, strict=True):
+            for stream, parent in zip(seq.streams, beams, strict=True):
                 self.written[stream] = before[parent].copy()
         return result
 
