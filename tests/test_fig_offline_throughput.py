@@ -134,13 +134,6 @@ def test_expectations_are_kvbenchs_own_and_hold_for_what_they_were_made(tmp_path
     assert {row.verdict for row in offline.claims(results(tmp_path / "two", two_only))} == {Verdict.NOT_RUN}
 
 
-def test_nothing_run_is_nothing_drawn(tmp_path: Path) -> None:
-    nothing = results(tmp_path, [])
-    assert offline.draw(nothing) == {}
-    assert offline.table(nothing) is None
-    assert {row.verdict for row in offline.claims(nothing)} == {Verdict.NOT_RUN}
-
-
 def test_steps_that_were_not_kept_are_said(tmp_path: Path) -> None:
     found = results(tmp_path, rows())
     for path in tmp_path.glob("points/*/steps.parquet"):

@@ -193,13 +193,6 @@ def test_expectations_can_fail_and_an_open_end_confirms_nothing(tmp_path: Path) 
     assert all("vLLM > 3" in row.note for row in open_end)
 
 
-def test_nothing_run_is_nothing_drawn(tmp_path: Path) -> None:
-    nothing = results(tmp_path, [])
-    assert online.draw(nothing) == {}
-    assert online.table(nothing) is None
-    assert {row.verdict for row in online.claims(nothing)} == {Verdict.NOT_RUN}
-
-
 def test_steps_that_were_not_kept_are_said_and_mark_nothing(tmp_path: Path) -> None:
     found = results(tmp_path, rows())
     for path in tmp_path.glob("points/*/steps.parquet"):
