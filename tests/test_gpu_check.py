@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,6 +144,36 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         assert "needs 1 GPU" in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_kernels_are_held_against_the_bars_where_these_are_about_them(tmp_path: Path) -> None:
+    """Of GQA the largest launch of the sweep over blocks reads less than 1 GB: its goals are the largest batch's."""
+    from tests.test_kernel_overhead import synthetic
+
+    folder = tmp_path / "fig_kernel_overhead"
+    synthetic(folder)
+    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    gpu_check: Any = importlib.util.module_from_spec(spec)
+    sys.modules["gpu_check"] = gpu_check
+    spec.loader.exec_module(gpu_check)
+    report = gpu_check.Report(gpu_check.Options("cuda", False, tmp_path, 8.0, [], None))
+    gpu_check.kernel_goals(report)
+    assert report.goals.keys() == {
+        f"{what}, {kind}" for what in ("paged over contiguous", "bandwidth over a copy's") for kind in ("MHA", "GQA")
+    }
+    assert report.goals["paged over contiguous, GQA"]["measured"] == pytest.approx(1.03 + 0.3 / 16, rel=0.01)
+    assert report.goals["bandwidth over a copy's, MHA"]["met"]
+    with (folder / "summary.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    with (folder / "summary.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(row for row in rows if row["panel"] != "batch")
+    report.goals.clear()
+    gpu_check.kernel_goals(report)
+    assert report.goals.keys() == {"paged over contiguous, MHA", "bandwidth over a copy's, MHA"}
 
 
 def test_costs_of_a_gpu_bring_its_hardware(tmp_path: Path) -> None:
