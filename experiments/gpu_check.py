@@ -570,7 +570,7 @@ def benchmark(report: Report) -> dict[str, Any]:
 
 
 def kernel_goals(report: Report) -> None:
-    """The worst of the launches that the bars are about: blocks of 16 and 1 GB of K and V or more, no short contexts."""
+    """The worst of the launches that the bars are about: blocks of 16, 1 GB of K and V or more, long contexts."""
     from kvbench.figures.fig_kernel_overhead import BARS, BLOCK_SIZE, KINDS, LEAST_BANDWIDTH, LEAST_KV_BYTES, timed
     from kvbench.results import Results
 
