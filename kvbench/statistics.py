@@ -54,11 +54,6 @@ class Interval(NamedTuple):
     high: float
     num: int
 
-    @property
-    def half_width(self) -> float:
-        """Half of the interval's length."""
-        return (self.high - self.low) / 2
-
     def __contains__(self, value: object) -> bool:
         """Whether a number lies in the interval."""
         return isinstance(value, int | float) and self.low <= value <= self.high

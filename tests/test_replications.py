@@ -133,7 +133,7 @@ def test_bands_end_where_the_queue_grows(tmp_path: Path) -> None:
     rate, low, high = found.bands["vllm"][0]
     expected = t_interval([0.0375 * factor for factor in FACTORS])
     assert rate == 1
-    assert (high - low) / (high + low) == pytest.approx(expected.half_width / expected.value, rel=1e-6)
+    assert (high - low) / (high + low) == pytest.approx((expected.high - expected.low) / (2 * expected.value), rel=1e-6)
     assert found.unstable["vllm"] == pytest.approx((1.95, 2))
     assert max(rate for rate, _, _ in found.bands["vllm"]) == 1.9
     figure = fig_throughput.draw(results)["fig_throughput"]

@@ -61,7 +61,7 @@ def test_t_interval_is_the_textbooks() -> None:
     values = [1.53, 1.66, 1.24, 2.34, 2.00, 1.69, 2.69, 2.86, 1.70, 2.60]
     found = t_interval(values, 0.9)
     assert found.value == pytest.approx(np.mean(values))
-    assert found.half_width == pytest.approx(1.833 * np.std(values, ddof=1) / math.sqrt(10), rel=1e-3)
+    assert (found.high - found.low) / 2 == pytest.approx(1.833 * np.std(values, ddof=1) / math.sqrt(10), rel=1e-3)
     assert found.num == 10
     assert 2.0 in found
     assert 3.0 not in found
