@@ -984,7 +984,7 @@ BUGS = [
     Bug(ReforkUnshares, (Law.REFORK,)),
     Bug(ReforkCopyNotReported, (Law.MEMORY,)),
     Bug(ReforkSharesTheLast, (Law.REFORK, Law.EXCLUSIVE)),
-    Bug(ReforkForgetsHolders, (Law.BOOKS, Law.EXCLUSIVE)),
+    Bug(ReforkForgetsHolders, (Law.BOOKS, Law.EXCLUSIVE, Law.SWAP)),
     Bug(ReforkOneAfterTheOther, (Law.REFORK, Law.MEMORY)),
     Bug(SwapOutLeavesBlocks, (Law.BOOKS,)),
     Bug(SwapOutTakesAll, (Law.SWAP, Law.BOOKS)),
