@@ -48,10 +48,11 @@ function number(value, digits = 4) {
 }
 
 const themed = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-// A colour of the figures on this theme: black is ink, and what is free is lighter than the paper or darker.
+// A colour of the figures on this theme: black is ink, and the greys stand out from the paper.
 function colored(color) {
   if (color === "#000000") return themed("--ink");
-  return color === PALETTE.classes.free ? themed("--free") : color;
+  const grey = ["free", "padding"].find((name) => color === PALETTE.classes[name]);
+  return grey ? themed(`--${grey}`) : color;
 }
 const rgb = (color) => [1, 3, 5].map((at) => parseInt(colored(color).slice(at, at + 2), 16));
 const faint = (color, share) => `rgba(${rgb(color).join(",")},${share})`;
