@@ -188,6 +188,11 @@ def _present(planned: Plan, report: Report) -> None:
     print(_provenance_line(report.rows))
     print(table)
     print(f"Results: {planned.folder}")
+    folders = {path.name for path in (planned.folder / "points").iterdir() if not path.name.startswith(".")}
+    if others := len(folders - {str(row["point"]) for row in report.rows}):
+        print(
+            f"{others} points of other commands are in points/ there, but not in summary.csv: that is of one command."
+        )
 
 
 def _plain_table(rows: list[dict[str, Any]], results: Results) -> str:
@@ -217,7 +222,13 @@ def _provenance_line(rows: list[dict[str, Any]]) -> str:
     """What every table has to say of its numbers."""
     devices = " and ".join(dict.fromkeys(str(row["device"]) for row in rows))
     sources = "; ".join(dict.fromkeys(str(row["workload_source"]) for row in rows))
-    return f"All numbers below are {devices}. Lengths: {sources}."
+    invalid = {(row["workload"], row["num_dropped"], row["num_clipped"]): None for row in rows}
+    lost = [
+        f" {name}: of the data {dropped:,} invalid requests are dropped, {clipped:,} clipped."
+        for name, dropped, clipped in invalid
+        if dropped or clipped
+    ]
+    return f"All numbers below are {devices}. Lengths: {sources}.{''.join(lost)}"
 
 
 def _point_table(row: dict[str, Any]) -> str:
@@ -261,5 +272,5 @@ def _tell_failures(planned: Plan, report: Report) -> int:
         more = f" and {len(folders) - 1} more" if len(folders) > 1 else ""
         print(f"kvbench: {folders[0]}{more} failed: {message}", file=sys.stderr)
     if report.num_bugs:
-        print(f"kvbench: error.json in {planned.folder / 'points'} has the traceback", file=sys.stderr)
+        print(f"kvbench: error.json in its folder under {planned.folder / 'points'} has the traceback", file=sys.stderr)
     return 1 if report.failures else 0

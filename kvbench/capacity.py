@@ -66,6 +66,18 @@ class Model:
     published_blocks: dict[str, int] = field(default_factory=dict)
     request_level_batch: dict[str, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Refuse shapes that no model has. Raises KvbenchError."""
+        for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "vocab_size"):
+            _check_whole(f"model.{name}", getattr(self, name))
+        _check_whole("model.max_model_len", self.max_model_len, least=2)  # a prompt and an output
+        _check_whole("model.num_parameters", self.num_parameters, least=0)
+        if self.num_heads % self.num_kv_heads:
+            raise KvbenchError(
+                f"model.num_heads={self.num_heads} cannot share model.num_kv_heads={self.num_kv_heads} equally; "
+                "give a number that divides it"
+            )
+
     @property
     def value_bytes(self) -> int:
         """Size of a weight, an activation or a cached value."""
@@ -93,6 +105,11 @@ class Hardware:
     gpu_memory_bytes: int
     gpu_gb_per_s: float | None = None
     gpu_tflops: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no machine has. Raises KvbenchError."""
+        _check_whole("hardware.num_gpus", self.num_gpus)
+        _check_whole("hardware.gpu_memory_bytes", self.gpu_memory_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +146,23 @@ class Capacity:
     def line(self) -> str:
         """The report, for a terminal."""
         pool = self.kv_cache_bytes // self.bytes_per_slot * self.bytes_per_slot
+        unused = self.total_bytes - (
+            self.weights_bytes + self.activation_bytes + self.reserve_bytes + self.kv_cache_bytes
+        )
+        shown = round(abs(unused) / GIB, 2) > 0.01  # less is rounding
+        rest = f" {'+ unused' if unused > 0 else '- missing'} {_gib(abs(unused))}" if shown else ""
+        slots = f"{self.num_slots:,} slots of {self.bytes_per_slot:,} bytes"
         return (
             f"{self.model} on {self.hardware}: {_gib(self.total_bytes)} = weights {_gib(self.weights_bytes)}"
             f" + activations {_gib(self.activation_bytes)} + reserve {_gib(self.reserve_bytes)} + KV cache"
-            f" {_gib(self.kv_cache_bytes)} ({self.source}): {self.num_slots:,} slots of {self.bytes_per_slot:,} bytes"
+            f" {_gib(self.kv_cache_bytes)} ({self.source}){rest}: {slots}"
             + (f"; swap space {_gib(self.swap_space_bytes)}" if 0 < self.swap_space_bytes < pool else "")
         )
+
+
+def _check_whole(name: str, value: object, least: int = 1) -> None:
+    if type(value) is not int or value < least:
+        raise KvbenchError(f"{name}={value} is not possible; give a whole number of at least {least}")
 
 
 PUBLISHED = "Table 1 of the paper"

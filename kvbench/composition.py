@@ -90,8 +90,6 @@ class Common:
 
     def __post_init__(self) -> None:
         """Check what the types do not say."""
-        if self.name is not None and not re.fullmatch(r"\w[\w.+-]*", self.name):
-            raise KvbenchError(f"name={self.name} names no folder; use letters, digits, and . _ + - inside")
         if self.seed < 0:
             raise KvbenchError(f"seed={self.seed} is negative; give 0 or more")
         if self.trial < 0:
@@ -100,6 +98,7 @@ class Common:
             raise KvbenchError(f"repeats={self.repeats} runs nothing; give 1 or more")
         if self.interval == "bootstrap":
             check_bootstrap(self.repeats)
+        self._check_folders()
         self._check_memory()
         if not self.measure_from_s >= 0:
             raise KvbenchError(f"measure_from_s={self.measure_from_s} is no time of the run; give 0 or more")
@@ -114,6 +113,12 @@ class Common:
         if self.memory_map and self.records != "full":
             raise KvbenchError("memory_map=true needs the times of steps.parquet: leave records= at full")
         self._check_search()
+
+    def _check_folders(self) -> None:
+        if self.name is not None and not re.fullmatch(r"\w[\w.+-]*", self.name):
+            raise KvbenchError(f"name={self.name} names no folder; use letters, digits, and . _ + - inside")
+        if not self.results_dir:
+            raise KvbenchError("results_dir= names no folder; give one, or . for the current one")
 
     def _check_memory(self) -> None:
         if self.kv_cache_seqs is not None and not self.kv_cache_seqs > 0:

@@ -103,7 +103,11 @@ class Engine:
         """A step in which nothing is left to run: no iteration, hence no row; returns the time after it."""
         if not (batch.preempted or batch.rejected):
             waiting = len(self.scheduler.waiting)
-            raise RuntimeError(f"{waiting} sequences wait, nothing runs and nothing was decided")
+            raise RuntimeError(
+                f"{waiting} sequences wait, nothing runs and nothing was decided: with no sequence in it, "
+                f"{type(self.scheduler.allocator).__name__} has no room for what it says it can hold "
+                "(python -m kvbench.verify tells more of an allocator)"
+            )
         seconds = self.runner.execute(batch).seconds if batch.moves else 0.0
         self.ledger.skip(batch, seconds)
         return self.clock.advance(seconds) if batch.moves else now

@@ -20,6 +20,7 @@ from kvbench.point import PACKAGE, Point, sources_digest
 from kvbench.results import write_json, write_text
 from kvbench.schema import VERSION as SCHEMA
 
+_PARQUET = b"PAR1"
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # half of a short point's time goes into the slow one
 
 
@@ -33,10 +34,20 @@ def finished_summary(
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    needed = [name for name, needs in (("steps.parquet", needs_steps), (MAP_FILE, needs_map)) if needs]
-    if manifest.get("key") != point.key or not all((folder / name).is_file() for name in needed):
+    tables = (("requests.parquet", True), ("steps.parquet", needs_steps), (MAP_FILE, needs_map))
+    if manifest.get("key") != point.key or not all(_is_whole(folder / name) for name, needs in tables if needs):
         return None
     return dict(summary)
+
+
+def _is_whole(table: Path) -> bool:
+    """Whether a Parquet file is there to its end."""
+    try:
+        with table.open("rb") as file:
+            file.seek(-len(_PARQUET), os.SEEK_END)
+            return file.read() == _PARQUET
+    except OSError:
+        return False
 
 
 def begin(point: Point, points_dir: Path) -> Path:

@@ -23,6 +23,7 @@ NO_INFLUENCE = (
     "app.py",
     "bounds.py",
     "calibrate",
+    "command.py",
     "compare.py",
     "composition.py",
     "estimate.py",

@@ -102,6 +102,7 @@ def regenerate(data_dir: Path, folders: Collection[str] = (), target: Path = TAR
     """
     with tempfile.TemporaryDirectory() as work:
         absent = Path(work) / "no-data"
+        absent.mkdir()
         runs = {name: (name, absent, options) for name, options in EXPERIMENTS.items()}
         replays = {f"{name}_pairs": (name, data_dir, options) for name, options in REPLAYS.items()}
         measured = {f"{name}_measured": (name, data_dir, options) for name, options in MEASURED.items()}

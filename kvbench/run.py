@@ -143,6 +143,9 @@ def _serve(
     capacity = measured_capacity(parts.capacity, engine.runner)
     with _shown(engine, len(trace.requests), headline):
         record = serve(engine, trace.requests)
+    end_s = max(record.steps["end_s"], default=0.0)
+    if config["measure_from_s"] > end_s:
+        raise KvbenchError(f"measure_from_s={config['measure_from_s']:g} is after the last iteration, {end_s:.0f} s")
     metrics = summarize(
         record,
         allocator.num_slots,

@@ -120,12 +120,11 @@ def plan(composer: Composer, typed: list[list[Setting]], launcher: Seq[str] = ()
     Raises:
         KvbenchError: an unknown key, choice or combination; the point is named where there are several.
     """
-    if launcher and any(each.key.partition(".")[0] == "executor" for each in typed[0]):
-        raise KvbenchError(f"{launcher[0]} and executor= both say where points run; give one of them")
+    _check(typed, launcher)
     experiment = _experiment_of(typed[0])
     expanded = [settings for command in typed for settings in _expand(experiment, command)]
     rows: dict[tuple[object, int, str], Row] = {}
-    capacities: dict[Capacity, None] = {}
+    capacities: dict[str, Capacity] = {}
     inputs_of: dict[str, dict[str, str]] = {}
     commands: dict[str, Resolved] = {}
     needs_one_clock = False
@@ -138,7 +137,7 @@ def plan(composer: Composer, typed: list[list[Setting]], launcher: Seq[str] = ()
                     inputs_of[workload] = point_inputs(resolved.point, parts.workload)
                 point = identify(resolved.point, inputs_of[workload])
                 rows.setdefault((common.panel, repeat, point.key), Row(point, common.panel, repeat))
-                capacities[parts.capacity] = None
+                capacities.setdefault(parts.capacity.line(), parts.capacity)
                 commands[repr((*(getattr(common, name) for name in _OF_THE_COMMAND), resolved.executor))] = resolved
                 needs_one_clock |= is_real(resolved.point)
         except KvbenchError as error:
@@ -168,11 +167,22 @@ def plan(composer: Composer, typed: list[list[Setting]], launcher: Seq[str] = ()
         keeps_steps=command.common.records == "full",
         # Beside another point a real clock would measure both; a terminal shows one.
         executor=Serial() if needs_one_clock or command.common.live else executor,
-        capacities=list(capacities),
+        capacities=list(capacities.values()),
         keeps_map=command.common.memory_map,
         is_live=command.common.live,
         interval=command.common.interval,
     )
+
+
+def _check(typed: list[list[Setting]], launcher: Seq[str]) -> None:
+    """Refuse what is wrong with a command before any point of it is looked at."""
+    if not typed:
+        raise KvbenchError("the sweep has no point: one of its options lists no value")
+    if launcher and any(each.key.partition(".")[0] == "executor" for each in typed[0]):
+        raise KvbenchError(f"{launcher[0]} and executor= both say where points run; give one of them")
+    for each in typed[0]:
+        if each.key == "data_dir" and not Path(str(each.value)).is_dir():  # the default one need not be there
+            raise KvbenchError(f"{each}: there is no such folder; make data fetches what is public into one")
 
 
 def _repeated(composer: Composer, settings: list[Setting]) -> Iterator[Resolved]:

@@ -151,7 +151,9 @@ def test_a_published_batch_holds_in_the_published_pool_only() -> None:
 
 
 def test_the_line_names_every_part() -> None:
+    assert "+ unused 0.5" in report("opt_175b").line()  # the published pool is smaller than the rest
     line = report("opt_13b").line()
+    assert "unused" not in line
     for part in (
         "opt_13b on a100_40gb",
         "weights 23.94",

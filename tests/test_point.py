@@ -235,6 +235,23 @@ def test_a_finished_point_answers_for_its_own_key_only(config: Callable[..., Con
     assert finished_summary(job.point, tmp_path, needs_steps=True) is None
 
 
+def test_a_point_whose_tables_were_cut_is_not_finished(config: Callable[..., Config], tmp_path: Path) -> None:
+    job = task(config(), tmp_path)
+    finished(run(job))
+    for name in ("requests.parquet", "steps.parquet"):
+        whole = (tmp_path / job.point.folder / name).read_bytes()
+        assert finished_summary(job.point, tmp_path, needs_steps=True) is not None
+        (tmp_path / job.point.folder / name).write_bytes(whole[:-10])
+        assert finished_summary(job.point, tmp_path, needs_steps=True) is None
+        (tmp_path / job.point.folder / name).write_bytes(whole)
+
+
+def test_a_window_after_the_end_is_refused(config: Callable[..., Config], tmp_path: Path) -> None:
+    assert "measure_from_s=1e+06 is after the last iteration" in str(
+        run(task(config("measure_from_s=1e6"), tmp_path)).error
+    )
+
+
 def test_two_runs_agree_apart_from_the_wall(config: Callable[..., Config], tmp_path: Path) -> None:
     one, two = (finished(run(task(config(), tmp_path / name))) for name in "ab")
     assert {**one, "wall_s": 0} == {**two, "wall_s": 0}

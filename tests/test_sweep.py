@@ -107,7 +107,7 @@ def test_what_is_typed_stands_above_the_experiment(planned: Planner, experiment:
 
 def test_records_belong_to_the_command(planned: Planner, experiment: Callable[[str], None]) -> None:
     experiment(THREE_PANELS)
-    with pytest.raises(KvbenchError, match="records and executor belong to the whole command"):
+    with pytest.raises(KvbenchError, match="records, interval and executor belong to the whole command"):
         planned("+experiment=smoke")
 
 

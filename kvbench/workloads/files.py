@@ -66,7 +66,8 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
                 yield raw
     except _UNREADABLE as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise KvbenchError(f"cannot read {path}: {reason}; fetch or copy the file again") from error
+        remedy = "save it as UTF-8" if isinstance(error, UnicodeError) else "fetch or copy the file again"
+        raise KvbenchError(f"cannot read {path}: {reason}; {remedy}") from error
 
 
 @contextmanager

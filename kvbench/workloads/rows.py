@@ -104,6 +104,11 @@ def read_csv(path: Path, names: Seq[str], timestamps: bool = False) -> Rows:
             where = _positions(path, header, names)
             lines, rows = [], []
             for row in reader:
+                if any(field.strip() for field in row[len(header) :]):
+                    raise KvbenchError(
+                        f"{path}, line {reader.line_num}: {len(row)} fields under {len(header)} columns "
+                        f"({','.join(header)}); quote fields that have commas in them, or mend the row"
+                    )
                 if row:
                     rows.append(row)
                     lines.append(reader.line_num)
@@ -141,9 +146,9 @@ def _positions(path: Path, header: list[str], names: Seq[str]) -> list[int]:
     missing = [name for name in names if name not in header]
     if missing:
         found = ", ".join(header)[:120] or "none"
-        raise KvbenchError(
-            f"{path} has no column {', '.join(missing)}; it needs a header line with {','.join(names)} (found: {found})"
-        )
+        wanted = f"it needs a header line with {','.join(names)}"
+        other = "; workload.columns.arrival=NAME and so on name yours" if len(names) == 3 else ""
+        raise KvbenchError(f"{path} has no column {', '.join(missing)}; {wanted} (found: {found}){other}")
     return [header.index(name) for name in names]
 
 

@@ -12,6 +12,7 @@ model allows.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,7 +100,8 @@ def _complaint(rows: Rows, row: int, limit: int) -> str:
     where = f"{rows.origin}, {rows.unit} {rows.numbers[row]}"
     arrival, prompt, output = rows.arrival, rows.prompt, rows.output
     if arrival is not None and not np.isfinite(arrival.values[row]):
-        return f"{where}: {arrival.name} is {arrival.said(row)}, not a finite time; {_REMEDY}"
+        said = arrival.said(row)
+        return f"{where}: {arrival.name} is {said}, not a finite time{_dates(said)}; {_REMEDY}"
     if arrival is not None and arrival.values[row] < 0:
         return f"{where}: {arrival.name} is {arrival.said(row)}, below 0; {_REMEDY}"
     for column in (prompt, output):
@@ -112,6 +114,11 @@ def _complaint(rows: Rows, row: int, limit: int) -> str:
         )
     assert arrival is not None, "a row without arrival cannot be out of order"
     return f"{where}: {_before(arrival, row)}; sort the rows, or let workload.invalid=clip do it (drop leaves them out)"
+
+
+def _dates(said: str) -> str:
+    """A remedy for what looks like a date."""
+    return " (workload.arrival_as=timestamps reads dates)" if re.match(r"'\d{4}-\d\d-\d\d", said) else ""
 
 
 def _before(arrival: Column, row: int) -> str:
