@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from textwrap import fill
 from typing import NamedTuple
 
 import numpy as np
@@ -42,8 +43,10 @@ PARTS: dict[Step, Part] = {
 """The steps of the paper's chain, in its words; others are named after the axis and its values."""
 _OTHERS = [("#CC79A7", "\\\\\\\\"), ("#8c6d00", "xxxx"), ("#F0E442", "----"), ("#D55E00", "||||"), (style.GREY, "")]
 _TEXT_PT = 6.0
-_WIDTH_IN = 2.4
-"""Of a panel, about."""
+_WIDTHS_IN = (4.4, 2.4)
+"""Of a panel that stands alone, and of one beside another, about."""
+_LABEL_LEN = 34
+"""Characters of a line of a row's name."""
 _TIMES = "\N{MULTIPLICATION SIGN}"
 
 
@@ -163,7 +166,7 @@ def _name(rows: pd.DataFrame, common: list[str]) -> str:
     """Of a system, without what all have in common."""
     system = str(rows["system"].iloc[0])
     label = style.looks([system])[system].label.partition(" [")[0]
-    own = [option for option in _settings(system) if option not in common]
+    own = [option.rpartition("scheduler.")[2] for option in _settings(system) if option not in common]
     return f"{label} [{', '.join(own)}]" if own else label
 
 
@@ -226,13 +229,13 @@ def draw(results: Results) -> dict[str, Figure]:
     rows = -(-len(found) // columns)
     lines = max(len(panel.bars) + len(panel.bounds) for panel in found) + 2
     with style.context():
-        height = rows * (0.5 + 0.165 * lines)
-        figure = style.new_figure(style.PAGE_IN if columns > 1 else style.COLUMN_IN, height, _note(results, found))
+        height = rows * (0.5 + (0.165 if columns > 1 else 0.2) * lines)
+        figure = style.new_figure(style.PAGE_IN, height, _note(results, found))
         grid = figure.subplots(rows, columns, squeeze=False)
         for axes in grid.flat[len(found) :]:
             axes.remove()
         for axes, panel in zip(grid.flat, found, strict=False):
-            _draw_panel(axes, panel)
+            _draw_panel(axes, panel, _WIDTHS_IN[columns - 1])
         for left, *others in grid:
             for axes in others:
                 if [*map(Text.get_text, axes.get_yticklabels())] == [*map(Text.get_text, left.get_yticklabels())]:
@@ -242,7 +245,7 @@ def draw(results: Results) -> dict[str, Figure]:
     return {"fig_waterfall": figure}
 
 
-def _draw_panel(axes: Axes, panel: Panel) -> None:
+def _draw_panel(axes: Axes, panel: Panel, width_in: float) -> None:
     labels = [panel.first, *(bar.part.label for bar in panel.bars), panel.last, *(each.label for each in panel.bounds)]
     texts = [(0, panel.start.high, f"{panel.start.value:.3g}")]
     _draw_rate(axes, 0, panel.start, "o")
@@ -264,7 +267,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         texts[-1] = last, max(rate, panel.end.high), f"{texts[-1][2]}, paper {panel.papers:.2f}"
     far = 1.5 * max(panel.end.high, *(bar.after for bar in panel.bars))
     for place, bound in enumerate(panel.bounds, last + 1):
-        words = f"{bound.rate.value:.3g}: {panel.last} at {_percent(panel, bound)}"
+        words = f"{bound.rate.value:.3g}: {panel.last.partition(' [')[0]} at {_percent(panel, bound)}"
         if bound.rate.value > far:  # on the axis it would squeeze the steps
             words = f"{words}  \N{RIGHTWARDS ARROW}"
             axes.text(
@@ -274,8 +277,8 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
             _draw_rate(axes, place, bound.rate, bound.marker)
             texts.append((place, bound.rate.high, words))
     axes.axhline(last + 0.5, color=style.GREY, linewidth=0.5, linestyle=(0, (1, 2)))
-    _frame(axes, 0.94 * panel.start.low, texts)
-    axes.set_yticks(range(len(labels)), labels)
+    _frame(axes, 0.94 * panel.start.low, texts, width_in)
+    axes.set_yticks(range(len(labels)), [fill(label, _LABEL_LEN) for label in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.set_title(panel.title)
@@ -286,14 +289,14 @@ def _draw_rate(axes: Axes, place: int, rate: Interval, marker: str) -> None:
     axes.errorbar(rate.value, place, xerr=error, color=style.INK, marker=marker, markersize=3.5, capsize=2)
 
 
-def _frame(axes: Axes, left: float, texts: list[tuple[int, float, str]]) -> None:
+def _frame(axes: Axes, left: float, texts: list[tuple[int, float, str]], width_in: float) -> None:
     """Write beside each row, and give the rate's axis the length that all rows need."""
     axes.set_xscale("log")
     spans = []
     for place, x, words in texts:
         text = axes.annotate(words, (x, place), (5, 0), textcoords="offset points", va="center", fontsize=_TEXT_PT)
         text.set_in_layout(False)
-        spans.append(np.log(x / left) / (1 - 0.55 * _TEXT_PT / 72 * (len(words) + 2) / _WIDTH_IN))
+        spans.append(np.log(x / left) / (1 - 0.55 * _TEXT_PT / 72 * (len(words) + 2) / width_in))
     axes.set_xlim(left, left * float(np.exp(max(spans))))
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
@@ -307,16 +310,17 @@ def _percent(panel: Panel, bound: Bound) -> str:
 
 def table(results: Results) -> str | None:
     """Every step's factor, interval and share of the gain; every bound, and what part of it is reached."""
-    lines: list[tuple[str, ...]] = [("setting", "", "requests/s", "factor", "share of the gain")]
+    lines: list[tuple[str, ...]] = [("setting", "", "requests/s", "factor", "share of the gain", "reached")]
     for panel in panels(results):
-        lines.append((panel.title, panel.first, str(panel.start), "", ""))
+        lines.append((panel.title, panel.first, str(panel.start), "", "", ""))
         for bar in panel.bars:
-            lines.append(("", bar.part.label, f"{bar.after:.3g}", str(bar.factor), f"{100 * panel.share(bar):.0f} %"))
+            share = f"{100 * panel.share(bar):.0f} %"
+            lines.append(("", bar.part.label, f"{bar.after:.3g}", str(bar.factor), share, ""))
         papers = f" (paper {panel.papers:.2f})" if panel.papers else ""
-        lines.append(("", panel.last, str(panel.end), f"{panel.total}{papers}", ""))
+        lines.append(("", panel.last, str(panel.end), f"{panel.total}{papers}", "", ""))
         for bound in panel.bounds:
             rate = str(bound.rate) if bound.rate.num > 1 else f"{bound.rate.value:.3g}"
-            lines.append(("", bound.label, rate, f"{panel.last} at {_percent(panel, bound)}", ""))
+            lines.append(("", bound.label, rate, "", "", _percent(panel, bound)))
     return f"{aligned(lines, left=2)}\n{_meaning(results.summary)}" if len(lines) > 1 else None
 
 
