@@ -35,6 +35,7 @@ NO_INFLUENCE = (
     "live.py",
     "memory_map",
     "paper",
+    "partition.py",
     "reference.py",
     "report",
     "results.py",
