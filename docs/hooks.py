@@ -33,6 +33,8 @@ ELSEWHERE = {
     "kernels/README.md": "kernels.md",
 }
 """Pages that are not in docs/: file of the repository -> page."""
+_OF_THE_FILE = re.compile(r"^<!-- not on the site -->.*\n\n", re.MULTILINE)
+"""A paragraph for who reads a page as a file."""
 _MARK = re.compile(r"<!-- generated: (\S+) -->")
 _LINK = re.compile(r"(?<!!)\[([^\[\]]*)\]\(([^)#\s]+)\)")
 _TARGET = re.compile(r"""(\]\(|\b(?:src|href|srcset)=")(?!https?:|mailto:|\#)([^)"\#\s]+)""")
@@ -62,6 +64,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Replace marks by what they stand for, and paths of the repository by paths of the site."""
     sources = {made: source for source, made in ELSEWHERE.items()}
     folder = PurePosixPath(sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")).parent
+    markdown = _OF_THE_FILE.sub("", markdown)
     linked = _LINK.sub(lambda match: match[1] if _is_source(match[2], folder) else match[0], markdown)
     linked = _TARGET.sub(lambda match: match[1] + _page(match[2], folder), linked)
     return _MARK.sub(lambda match: _generated(match[1]), linked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import yaml
 
 from kvbench import __version__, command
 from kvbench.capacity import ESTIMATED, MEASURED, Capacity
-from kvbench.composition import Common, composer, groups, is_launcher, parse
+from kvbench.composition import CONF, Common, composer, groups, is_launcher, parse
 from kvbench.core import KvbenchError
 from kvbench.estimate import PER_PROCESS_S
 from kvbench.figures.experiment import draw
@@ -35,7 +36,7 @@ kvbench {version}: what a KV-cache memory strategy does to throughput, latency a
 Choices:
 {groups}
 Keys (dotted ones are listed by --cfg):
-  {keys}
+{keys}
 
   -m, --multirun   multiply comma lists, choice() and range()
   --cfg            print the resolved configuration of the first point, and run nothing
@@ -49,6 +50,7 @@ Examples:
   python -m kvbench system=vllm reservation=max
   python -m kvbench workload=trace workload.path=requests.csv
   python -m kvbench +experiment=fig_throughput panel=a
+  python -m kvbench system=vllm live=true
 Results go to results/<experiment or adhoc>/. The same command again reuses what is finished.
 """
 
@@ -141,8 +143,9 @@ def _read(argv: list[str]) -> _Arguments:
 
 def _usage() -> str:
     lines = [f"  {group:<18} {', '.join(options)}" for group, options in groups().items()]
-    keys = ", ".join(each.name for each in fields_of(Common))
-    return USAGE.format(version=__version__, groups="\n".join(lines), keys=keys).rstrip()
+    said = dict(re.findall(r"^(\w+):.*?# (.*)$", (CONF / "config.yaml").read_text(encoding="utf-8"), re.MULTILINE))
+    keys = [f"  {each.name:<18} {said[each.name]}" for each in fields_of(Common)]
+    return USAGE.format(version=__version__, groups="\n".join(lines), keys="\n".join(keys)).rstrip()
 
 
 def _print_config(planned: Plan) -> None:
