@@ -19,8 +19,12 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # tell nobody
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the coming default; else Ray warns
     "RAY_task_oom_retries": "1",  # as after any other death; the default is to try for ever
+    # A machine that is busy with other things for a minute is not dead. By default its node is given up after half of
+    # that, and a process that asks it for a connection in the meantime, as this one may, is ended by Ray's C++.
+    "RAY_health_check_failure_threshold": "20",
+    "RAY_raylet_client_num_connect_attempts": "60",
 }
-"""Ray's own settings, of a cluster that is started here."""
+"""Ray's own settings, of a cluster that is started here, and of this process."""
 
 
 class Ray:
@@ -46,8 +50,10 @@ class Ray:
                 f"executor.num_workers={num_workers} is for a cluster that is started here, and "
                 f"executor.address={address} names one that exists; give one of them"
             )
+        for name, value in SETTINGS.items():
+            os.environ.setdefault(name, value)
         try:
-            import ray  # noqa: F401 - before anything is planned
+            import ray  # noqa: F401 - before anything is planned, and after the settings, which it reads but once
         except ModuleNotFoundError:
             raise KvbenchError("executor=ray needs ray: make install EXTRAS=dev,ray") from None
         self.address = address
@@ -89,8 +95,6 @@ class Ray:
     def _connect(self) -> None:
         import ray
 
-        for name, value in SETTINGS.items():
-            os.environ.setdefault(name, value)
         try:
             if self.address is not None and self.address != "auto":
                 _knock(self.address)
