@@ -70,8 +70,8 @@ def build(config: Mapping[str, Any], capacity: Capacity | None = None) -> Parts:
     if config["metric"] is not None:
         _check_searchable(config)
     allocator = _allocator(config, capacity)
-    can_swap = Ability.SWAP in allocator.abilities
-    capacity = replace(capacity, swap_space_bytes=allocator.host_slots * capacity.bytes_per_slot if can_swap else 0)
+    host_slots = allocator.host_slots if Ability.SWAP in allocator.abilities else 0
+    capacity = replace(capacity, swap_space_bytes=host_slots * capacity.bytes_per_slot)
     reservation = instantiate(config["reservation"], "reservation")
     scheduler = instantiate(config["scheduler"], "scheduler", allocator=allocator, reservation=reservation)
     workload = instantiate_workload(config)
@@ -96,6 +96,11 @@ def _allocator(config: Mapping[str, Any], capacity: Capacity) -> Allocator:
         if "host_slots" in taken:
             given["host_slots"] = capacity.swap_space_bytes // capacity.bytes_per_slot
     allocator: Allocator = instantiate(node, "allocator", **given)
+    least = allocator.block_size * capacity.bytes_per_slot
+    if "host_slots" in given and 0 < (config.get("swap_space_bytes") or 0) < least:
+        raise KvbenchError(
+            f"swap_space_bytes={config['swap_space_bytes']} holds no block; give {least} (one block) or more, or 0"
+        )
     return allocator
 
 

@@ -69,7 +69,6 @@ def test_swap_space_becomes_the_host_pool(config: Callable[..., Config]) -> None
         ([], 15_728 * 819_200),  # Table 1 of the paper
         (["swap_space_bytes=1e9"], 1220 * 819_200),
         (["swap_space_bytes=0"], 0),
-        (["swap_space_bytes=100"], 0),  # less than a block
         (["system=orca_max", "swap_space_bytes=1e9"], 0),
         ([*local, "kv_cache_bytes=8e9"], 2**32 // 1_638_400 * 1_638_400),
         ([*local, "kv_cache_bytes=3e9"], 3 * 10**9 // 1_638_400 * 1_638_400),
@@ -81,6 +80,7 @@ def test_swap_space_becomes_the_host_pool(config: Callable[..., Config]) -> None
         assert allocator.host_slots == host_bytes // capacity.bytes_per_slot
     for overrides, why in (
         (["swap_space_bytes=-1"], "swap_space_bytes=-1"),
+        (["swap_space_bytes=100"], r"swap_space_bytes=100 holds no block; give 13107200 \(one block\) or more, or 0"),
         (["swap_space_bytes=0", "scheduler.restore=swap"], "swap_space_bytes= of a block or more"),
         (["+allocator.host_slots=10"], r"allocator\.host_slots is set by kvbench itself"),
     ):
