@@ -31,15 +31,14 @@ from kvbench.schedulers.iteration_level import IterationLevel
 
 MIN_REQUESTS = 500
 """Shorter traces are about done before a compiled loop is loaded."""
-_KINDS = {Paged: 0, Buddy: 1, FirstFit: 2}
-"""As ``loop`` numbers them."""
+_PLACEMENTS = (Paged, Buddy, FirstFit)
 
 
 def covers(scheduler: Scheduler, runner: Runner) -> bool:
     """Whether these parts are known here; what else ``serve`` asks for is in the requests, and in who watches."""
     return (
         type(scheduler) is IterationLevel
-        and type(scheduler.allocator) in _KINDS
+        and type(scheduler.allocator) in _PLACEMENTS
         and _covers(scheduler.reservation)
         and scheduler.victim == "newest"
         and scheduler.restore != "swap"
@@ -71,7 +70,7 @@ def serve(engine: Engine, requests: Seq[Request], min_requests: int = MIN_REQUES
         return None
     assert isinstance(scheduler, IterationLevel)
     assert isinstance(runner, Simulated)
-    from kvbench.compiled.loop import run  # takes a second, which short runs do not pay
+    from kvbench.compiled.loop import BUDDY, FIRST_FIT, PAGED, run  # takes a second, which short runs do not pay
 
     reservation, allocator, limit = scheduler.reservation, scheduler.allocator, scheduler.max_model_len
     wanted = [(request.prompt_len, request.output_len, reservation.slots(request, limit)) for request in requests]
@@ -82,7 +81,7 @@ def serve(engine: Engine, requests: Seq[Request], min_requests: int = MIN_REQUES
         arrivals,
         *lens,
         runner.coefficients(),
-        _KINDS[type(allocator)],
+        {Paged: PAGED, Buddy: BUDDY, FirstFit: FIRST_FIT}[type(allocator)],
         allocator.num_slots,
         allocator.block_size,
         order,
