@@ -168,6 +168,33 @@ def test_curves_are_drawn_as_measured_with_bands_for_repeats(tmp_path: Path) -> 
     assert axes.get_xlabel() == "Request rate (requests/s)"
 
 
+def test_no_mean_is_made_over_repeats_of_a_growing_queue(tmp_path: Path) -> None:
+    """Of three repeats: vLLM's is stable though one is flagged, Orca's grows at the higher rate in two."""
+    repeated = [row | {"growth_score": 0.1} for repeat in range(3) for row in rows(repeat=repeat)]
+    repeated[0]["stable"] = False
+    for row in (repeated[-1], repeated[-5]):
+        row |= {"growth_score": 9.0, "stable": False}
+    write_results(tmp_path, repeated)
+    frame = compare.select([str(tmp_path)])
+    table = comparison.table(frame, comparison.axis(frame), over="normalized_latency_mean_s")
+    assert table.header[-2:] == ["over the first", "stable"]
+    assert [row[-1] for row in table.rows] == ["yes", "yes", "yes", "no"]
+    assert set(table.rows[-1][-3:-1]) == {"-"}
+    assert all("[" in cell for row in table.rows[:-1] for cell in row[-3:-1])
+
+
+def test_rates_that_searches_found_tell_no_points_apart(tmp_path: Path) -> None:
+    found = [
+        {"system": system, "repeat": repeat, "request_rate": 1 + 0.1 * repeat, "metric": "ttft_p99_s", "threshold": 2.0}
+        for system in ("vllm", "orca_max")
+        for repeat in range(3)
+    ]
+    write_results(tmp_path, found)
+    frame = compare.select([str(tmp_path)])
+    assert comparison.axis(frame) is None
+    assert len(comparison.table(frame, None).rows) == len(comparison.series(frame, None)) == 2
+
+
 def test_what_goes_along_nothing_is_a_line_for_each(tmp_path: Path) -> None:
     write_results(tmp_path, [{"system": name, "free_pct": 5.0} for name in ("vllm", "orca_max")])
     figure, _ = _drawn(tmp_path, "free_pct")

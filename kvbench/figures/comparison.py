@@ -53,7 +53,7 @@ class Series(NamedTuple):
 
 def axis(frame: pd.DataFrame) -> str | None:
     """The column along which series go on; None where each has one point."""
-    groups = frame.groupby([key for key in KEYS if key not in AXES], dropna=False, observed=True)
+    groups = _asked(frame).groupby([key for key in KEYS if key not in AXES], dropna=False, observed=True)
     return next((name for name in AXES if len(frame) and groups[name].nunique().max() > 1), None)
 
 
@@ -127,8 +127,8 @@ def table(
     found = _grouped(frame, x)
     names = list(found[0][0])
     metrics = {name: heading for name, heading in metrics.items() if pd.to_numeric(frame[name]).notna().any()}
-    unstable = _is_unstable(frame)
     lines: list[list[str]] = []
+    verdicts: list[str] = []
     first: dict[Any, pd.DataFrame] = {}
     for keys, mine in found:
         for at, rows in mine.groupby(x, dropna=False) if x else [(None, mine)]:
@@ -136,11 +136,13 @@ def table(
             cells = [*keys.values(), *([_word(x, at)] if x else [])]
             cells += [_cell(rows, name) for name in metrics]
             cells += [_ratio(rows, reference, over)] if over else []
-            cells += ["no" if _is_unstable(rows) else "yes"] if unstable else []
             lines.append(cells)
+            verdicts.append("no" if _is_unstable(rows) else "yes")
     header = [*(name.replace("_", " ") for name in names), *([titled(x)] if x else []), *metrics.values()]
     header += ["over the first"] if over else []
-    header += ["stable"] if unstable else []
+    if "no" in verdicts:
+        header.append("stable")
+        lines = [[*cells, verdict] for cells, verdict in zip(lines, verdicts, strict=True)]
     return Table(header, lines, len(names), _note(frame, *more))
 
 
@@ -162,6 +164,8 @@ def _note(frame: pd.DataFrame, *more: str) -> str:
 
 def _grouped(frame: pd.DataFrame, x: str | None) -> list[tuple[dict[str, str], pd.DataFrame]]:
     """What tells each series apart, in words, and its rows."""
+    if x != "request_rate" or frame["metric"].isna().any():
+        frame = _asked(frame)
     keys = [key for key in KEYS if key != x and (key == "system" or _differs(frame, key))]
     folders = list(frame["results"].unique())
     names = [Path(folder).name for folder in folders]
@@ -169,6 +173,11 @@ def _grouped(frame: pd.DataFrame, x: str | None) -> list[tuple[dict[str, str], p
         frame = frame.assign(results=frame["results"].map(dict(zip(folders, names, strict=True))))
     groups = frame.groupby(keys, sort=False, dropna=False, observed=True)
     return [({key: _word(key, cell) for key, cell in zip(keys, cells, strict=True)}, rows) for cells, rows in groups]
+
+
+def _asked(frame: pd.DataFrame) -> pd.DataFrame:
+    """Without the rates that searches found: they are results, and differ between repeats of a point."""
+    return frame.assign(request_rate=frame["request_rate"].where(frame["metric"].isna()))
 
 
 def _differs(frame: pd.DataFrame, key: str) -> bool:
@@ -208,13 +217,16 @@ def _intervals(rows: pd.DataFrame, x: str, y: str, floor: float) -> list[tuple[f
 
 
 def _is_unstable(rows: pd.DataFrame) -> bool:
+    """Whether a point's queue grew: repeats are judged together, and what cannot be judged did not."""
+    if rows["repeat"].nunique() > 1 and rows["growth_score"].notna().any():
+        return not replications.is_stable(rows)
     return bool((rows["stable"] == False).any())  # noqa: E712 - NA is neither
 
 
 def _estimate(rows: pd.DataFrame, column: str) -> Interval | float | None:
-    """The mean over repeats with its interval; of one repeat, the mean over its trials."""
+    """The mean over repeats with its interval, none where a queue grew; of one repeat, the mean over its trials."""
     if rows["repeat"].nunique() > 1:
-        return replications.interval(rows, column)
+        return None if _is_unstable(rows) else replications.interval(rows, column)
     return value(rows, column)
 
 
@@ -225,7 +237,7 @@ def _cell(rows: pd.DataFrame, column: str) -> str:
 
 def _ratio(rows: pd.DataFrame, reference: pd.DataFrame | None, column: str) -> str:
     """Paired by repeat where both served the same requests, else of the means."""
-    if reference is None:
+    if reference is None or any(each["repeat"].nunique() > 1 and _is_unstable(each) for each in (rows, reference)):
         return "-"
     mine, others = (set(zip(each["repeat"], each["seed"], strict=True)) for each in (rows, reference))
     one, other = value(rows, column), value(reference, column)
