@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+import shutil
+import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.animation import AbstractMovieWriter, FFMpegWriter, PillowWriter
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
+from PIL import Image
+from tqdm import tqdm
 
+from kvbench.core import KvbenchError
 from kvbench.figures import memory_map, style
 from kvbench.figures.memory_map import By, Mapped
 from kvbench.memory_map.recorder import Began, Ended
@@ -39,46 +45,85 @@ def film(runs: Sequence[Mapped], folder: Path, stem: str, seconds: float = 16.0,
     """
     end_s = max(run.end_s for run in runs)
     times = np.linspace(0.0, end_s, max(2, round(seconds * FRAMES_PER_S)))
-    writers: list[tuple[str, AbstractMovieWriter]] = [(".gif", PillowWriter(FRAMES_PER_S))]
-    if FFMpegWriter.isAvailable():
-        writers.append((".mp4", FFMpegWriter(FRAMES_PER_S)))
-    paths = []
-    for suffix, writer in writers:
-        figure, show = scene(runs, by)
-        path = folder / f"{stem}{suffix}"
-        with style.context(), writer.saving(figure, str(path), DPI):
-            for before, now in zip([0.0, *times], times, strict=False):
-                show(float(before), float(now))
-                writer.grab_frame()
-        paths.append(path)
-    return paths
-
-
-def scene(runs: Sequence[Mapped], by: By) -> tuple[Figure, Callable[[float, float], None]]:
-    """The figure of a film, and what draws the frame of a time, given that of the frame before."""
+    gif = folder / f"{stem}.gif"
     with style.context():
-        figure = style.new_figure(
-            3.1 * len(runs),
-            4.3,
-            f"{runs[0].source} Rows of slots from the top. Black: just lost to preemption; yellow: just copied to.",
-        )
-        found = [memory_map.shares(run) for run in runs]
-        grid = figure.subplots(2, len(runs), squeeze=False, height_ratios=[9, 1])
-        handles = [each for each in memory_map.legend(runs, found, by) if isinstance(each, Patch)]
-        figure.legend(handles=handles, loc="outside upper center", ncols=3)
-        end_s = max(run.end_s for run in runs)
-        shows = [_pool(grid[0, i], grid[1, i], run, by, end_s) for i, run in enumerate(runs)]
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # what was laid out once holds for all frames
-
-    def show(before: float, now: float) -> None:
-        for each in shows:
-            each(before, now)
-
-    return figure, show
+        drawn = scene(runs, by)
+        changes = list(zip([0.0, *times], times, strict=False))
+        frames = [
+            Image.fromarray(drawn.frame(before, now))
+            for before, now in tqdm(changes, gif.name, unit="frame", leave=False, delay=1, disable=None)
+        ]
+    some = frames[:: -(-len(frames) // 16)]
+    colors = Image.fromarray(np.concatenate([np.asarray(frame) for frame in some])).quantize(256)
+    # One palette for all: colours that change between frames would flicker.
+    first, *others = [frame.quantize(palette=colors, dither=Image.Dither.NONE) for frame in frames]
+    first.save(gif, save_all=True, append_images=others, duration=1000 // FRAMES_PER_S, loop=0)
+    return [gif, *_mp4(frames, folder / f"{stem}.mp4")]
 
 
-def _pool(axes: Axes, below: Axes, run: Mapped, by: By, end_s: float) -> Callable[[float, float], None]:
+def _mp4(frames: list[Image.Image], path: Path) -> list[Path]:
+    """The same where there is ffmpeg, which the players of slides read."""
+    if (ffmpeg := shutil.which("ffmpeg")) is None:
+        return []
+    width, height = (size // 2 * 2 for size in frames[0].size)  # what its codec takes
+    raw = b"".join(frame.crop((0, 0, width, height)).tobytes() for frame in frames)
+    taken = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(FRAMES_PER_S), "-i", "-"]
+    made = ["-c:v", "libx264", "-pix_fmt", "yuv420p", str(path)]
+    command = [ffmpeg, "-y", "-loglevel", "error", *taken, *made]
+    done = subprocess.run(command, input=raw, capture_output=True, check=False)
+    if done.returncode:
+        words = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.returncode}"]
+        raise KvbenchError(f"{path} cannot be written; ffmpeg says: {words[-1]}")
+    return [path]
+
+
+@dataclass(slots=True)
+class Scene:
+    """The figure of a film, drawn but for what changes.
+
+    Attributes:
+        canvas: of the figure.
+        still: what does not change, as the canvas keeps it.
+        shows: what sets the changing parts of each pool to a time, given that of the frame before; it returns them.
+    """
+
+    canvas: Any  # matplotlib's are not typed
+    still: Any
+    shows: list[Callable[[float, float], list[Artist]]]
+
+    def frame(self, before: float, now: float) -> NDArray[np.uint8]:
+        """A frame, ``[height, width, 3]``, given the time of the frame before."""
+        self.canvas.restore_region(self.still)
+        for show in self.shows:
+            for artist in show(before, now):
+                self.canvas.figure.draw_artist(artist)
+        return np.asarray(self.canvas.buffer_rgba())[..., :3].copy()
+
+
+def scene(runs: Sequence[Mapped], by: By) -> Scene:
+    """The pools of a film side by side."""
+    figure = style.new_figure(
+        3.1 * len(runs),
+        4.3,
+        f"{runs[0].source} Rows of slots from the top. Black: just lost to preemption; yellow: just copied to.",
+    )
+    figure.set_dpi(DPI)
+    found = [memory_map.shares(run) for run in runs]
+    grid = figure.subplots(2, len(runs), squeeze=False, height_ratios=[9, 1])
+    handles = [each for each in memory_map.legend(runs, found, by) if isinstance(each, Patch)]
+    figure.legend(handles=handles, loc="outside upper center", ncols=3)
+    end_s = max(run.end_s for run in runs)
+    shows = [_pool(grid[0, i], grid[1, i], run, by, end_s) for i, run in enumerate(runs)]
+    canvas: Any = FigureCanvasAgg(figure)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # what was laid out once holds for all frames
+    for artist in (artist for show in shows for artist in show(0.0, 0.0)):
+        artist.set_animated(True)
+    canvas.draw()
+    return Scene(canvas, canvas.copy_from_bbox(figure.bbox), shows)
+
+
+def _pool(axes: Axes, below: Axes, run: Mapped, by: By, end_s: float) -> Callable[[float, float], list[Artist]]:
     """One pool as rows of slots, the first at the top, and who runs and waits below it."""
     memory, block = run.memory, max(run.memory.block_size, 1)
     width = min(memory.num_slots, max(block, round(2 * math.sqrt(memory.num_slots) / block) * block))
@@ -94,7 +139,7 @@ def _pool(axes: Axes, below: Axes, run: Mapped, by: By, end_s: float) -> Callabl
     _timeline(below, run, end_s)
     (clock,) = below.plot([0, 0], [0, 1], color=style.INK, linewidth=0.8, transform=below.get_xaxis_transform())
 
-    def show(before: float, now: float) -> None:
+    def show(before: float, now: float) -> list[Artist]:
         step = int(memory.step_at([now])[0])
         canvas[: memory.num_slots] = memory_map.colors(memory, [step], by)[:, 0]
         for place, color in _flashes(run, before, now):
@@ -104,6 +149,7 @@ def _pool(axes: Axes, below: Axes, run: Mapped, by: By, end_s: float) -> Callabl
         state = f"{run.steps['num_running'][step]} run, {run.steps['num_waiting'][step]} wait" if step >= 0 else "idle"
         title.set_text(f"{run.label}\n{now:.1f} s: {state}, {done} of {arrived} done")
         clock.set_xdata([now, now])
+        return [image, axes.xaxis, axes.yaxis, title, clock]
 
     return show
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvbench import command
 from kvbench.core import KvbenchError
 from kvbench.figures import style
 from kvbench.figures.film import film
-from kvbench.figures.memory_map import groups, still
+from kvbench.figures.memory_map import Group, groups, still
 from kvbench.results import Results
 
 
@@ -27,13 +27,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
 
     def action() -> int:
-        print(*draw(options.folders, options.to, seconds=options.seconds), sep="\n")
+        for path in draw(options.folders, options.to, seconds=options.seconds):
+            print(path, flush=True)
         return 0
 
     return command.run("kvbench.memory_map", action, "files that are written stay")
 
 
-def draw(folders: Sequence[Path], to: Path | None = None, seconds: float = 16.0) -> list[Path]:
+def draw(folders: Sequence[Path], to: Path | None = None, seconds: float = 16.0) -> Iterator[Path]:
     """Write a still by purpose, one by owner, and a film, for all runs of the same requests with equal pools.
 
     Args:
@@ -42,7 +43,7 @@ def draw(folders: Sequence[Path], to: Path | None = None, seconds: float = 16.0)
         seconds: how long films play; 0: none is made.
 
     Returns:
-        The files.
+        The files, as they are written.
 
     Raises:
         KvbenchError: a folder holds no results, no run left a map, or a length below 0.
@@ -54,13 +55,15 @@ def draw(folders: Sequence[Path], to: Path | None = None, seconds: float = 16.0)
         raise KvbenchError(f"no run in {', '.join(map(str, folders))} left a map; run it with memory_map=true")
     target = to or folders[0]
     target.mkdir(parents=True, exist_ok=True)
-    paths = []
+    return _drawn(found, target, seconds)
+
+
+def _drawn(found: Sequence[Group], target: Path, seconds: float) -> Iterator[Path]:
     for group in found:
-        paths += style.save(still(group.runs), target, group.name)
-        paths += style.save(still(group.runs, "owner"), target, f"{group.name}_owners")
+        yield from style.save(still(group.runs), target, group.name)
+        yield from style.save(still(group.runs, "owner"), target, f"{group.name}_owners")
         if seconds:
-            paths += film(group.runs, target, group.name, seconds)
-    return paths
+            yield from film(group.runs, target, group.name, seconds)
 
 
 def _parser() -> argparse.ArgumentParser:
