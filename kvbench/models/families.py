@@ -177,8 +177,6 @@ def _check_family(family: str, origin: str) -> None:
 
 
 def _check_heads(shapes: Model) -> None:
-    if shapes.num_kv_heads < 1 or shapes.num_heads % shapes.num_kv_heads:
-        raise KvbenchError(f"model.num_heads={shapes.num_heads} is no multiple of num_kv_heads={shapes.num_kv_heads}")
     if shapes.family == "opt" and shapes.num_kv_heads != shapes.num_heads:
         raise KvbenchError(
             f"model.num_kv_heads={shapes.num_kv_heads}: OPT's heads share nothing; give {shapes.num_heads}"
