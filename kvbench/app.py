@@ -190,6 +190,10 @@ def _present(planned: Plan, report: Report) -> None:
     print()
     print(_provenance_line(report.rows))
     print(table)
+    if rejecting := [row for row in report.rows if row["num_rejected"]]:
+        count = sum(row["num_rejected"] for row in rejecting)
+        points = f"{len(rejecting)} of {len(report.rows)} points"
+        print(f"Rejected: {count:,} requests of {points} can never have their memory; they are in no latency.")
     print(f"Results: {planned.folder}")
     folders = {path.name for path in (planned.folder / "points").iterdir() if not path.name.startswith(".")}
     if others := len(folders - {str(row["point"]) for row in report.rows}):

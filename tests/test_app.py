@@ -156,6 +156,12 @@ def test_one_point(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Finished before: 1 of 1 points." in said(FAST, capsys)
 
 
+def test_rejected_requests_are_told_whatever_table_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said([*FAST, "-m", "kv_cache_seqs=0.5,1", "workload.lengths.prompt_len=1500"], capsys)
+    assert "Rejected: 5 requests of 1 of 2 points can never have their memory; they are in no latency.\n" in text
+    assert "Rejected" not in said(FAST, capsys)
+
+
 def test_a_sweep_prints_what_tells_its_points_apart(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(["-m", "system=vllm,orca_max", "workload.request_rate=1,2", *FAST], capsys)
     head, *lines = [line for line in text.splitlines() if line.startswith(("system", "vllm ", "orca_max "))]
