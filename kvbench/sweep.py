@@ -143,7 +143,10 @@ def plan(composer: Composer, typed: list[list[Setting]], launcher: Seq[str] = ()
         except KvbenchError as error:
             if isinstance(error, MissingCorner) and any(each.key == "axes" for each in typed[0]):
                 continue
-            raise error if len(expanded) == 1 else KvbenchError(f"{_words(settings, expanded)}: {error}") from None
+            words = _words(settings, expanded)
+            if len(expanded) == 1 or str(error).startswith(words):
+                raise
+            raise KvbenchError(f"{words}: {error}") from None
     if not commands:
         raise KvbenchError(f"no combination of {next(each for each in typed[0] if each.key == 'axes')} exists")
     if len(commands) > 1:

@@ -47,6 +47,7 @@ def refused(command: list[str], capsys: pytest.CaptureFixture[str], status: int 
         ("model.num_kv_heads=7", ["cannot share model.num_kv_heads=7 equally"]),
         ("hardware.num_gpus=0", ["hardware.num_gpus=0 is not possible"]),
         ("-m workload.request_rate=range(4,1)", ["lists no value"]),
+        ("allocator=own allocator._target_=x.Y allocator.bug=1", ["unknown key allocator.bug", "+allocator.bug="]),
         ("foo=1", ["unknown key foo", "the top level has"]),
         ("+foo=1", ["unknown key foo"]),
         ("+system.foo=1", ["unknown key system.foo"]),
