@@ -487,7 +487,7 @@ def _value(node: DictConfig, name: str) -> object:
 def _unknown(config: DictConfig, key: str, parent: str, node: object) -> KvbenchError:
     if not isinstance(node, DictConfig):
         return KvbenchError(f"unknown key {key}: {parent} is a value and has no keys")
-    if "_target_" in node and OmegaConf.is_missing(node, "_target_"):
+    if "_target_" in node and not str(node["_target_"]).startswith("kvbench."):
         return KvbenchError(f"unknown key {key}: what a part of your own takes is given as +{key}=")
     here = [str(name) for name in node]
     names = [f"{parent}.{name}" if parent else name for name in here]
