@@ -45,18 +45,20 @@ def test_a_sweep_in_processes_is_one_in_this_process(tmp_path: Path, monkeypatch
 
 
 def test_a_closed_run_leaves_no_process() -> None:
+    strangers = set(multiprocessing.active_children())  # joblib keeps its workers for other tests
     results = Local(2).run(sleep, [0.0, 60.0, 60.0])
     assert next(results) == (0.0, 0.0)
     started = time.monotonic()
     results.close()
     assert time.monotonic() - started < 10
-    assert not multiprocessing.active_children()
+    assert set(multiprocessing.active_children()) <= strangers
 
 
 def test_an_unexpected_error_comes_through() -> None:
+    strangers = set(multiprocessing.active_children())
     with pytest.raises(TypeError):
         list(Local(2).run(sleep, ["a", "b"]))
-    assert not multiprocessing.active_children()
+    assert set(multiprocessing.active_children()) <= strangers
 
 
 def test_at_least_one_worker() -> None:
