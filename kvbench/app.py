@@ -19,12 +19,13 @@ from kvbench.composition import CONF, Common, composer, groups, is_launcher, par
 from kvbench.core import KvbenchError
 from kvbench.estimate import PER_PROCESS_S
 from kvbench.figures.experiment import draw
-from kvbench.figures.terminal import aligned, text
+from kvbench.figures.terminal import aligned, stability, text
 from kvbench.metrics import METRICS
+from kvbench.plan import Plan, plan
 from kvbench.results import SIMULATED, Results
 from kvbench.schema import HEADINGS
 from kvbench.statistics import intervals_by
-from kvbench.sweep import Plan, Report, estimate, execute, finished, plan, unfinished
+from kvbench.sweep import Report, estimate, execute, finished, unfinished
 
 USAGE = """\
 kvbench {version}: what a KV-cache memory strategy does to throughput, latency and memory of LLM serving
@@ -261,10 +262,13 @@ def _table(rows: list[dict[str, Any]]) -> str:
     unusual = {
         "capacity_req_per_s": any(row["capacity_req_per_s"] is not None for row in rows),
         "num_rejected": any(row["num_rejected"] for row in rows),
-        "stable": any(row["stable"] is False for row in rows),
+        "stable": any(row["stable"] is not True for row in rows),
     }
     metrics = [name for name in HEADINGS if unusual.get(name, True)]
-    cells = [[text(row.get(name)) for name in (*labels, *metrics)] for row in rows[:_MAX_ROWS]]
+    cells = [
+        [stability(row["stable"]) if name == "stable" else text(row.get(name)) for name in (*labels, *metrics)]
+        for row in rows[:_MAX_ROWS]
+    ]
     more = f"\n... and {len(rows) - _MAX_ROWS} more in summary.csv" if len(rows) > _MAX_ROWS else ""
     return aligned([[*labels, *(HEADINGS[name] for name in metrics)], *cells], left=len(labels)) + more
 

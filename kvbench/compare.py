@@ -135,12 +135,12 @@ def compare(
     Raises:
         KvbenchError: the points are not comparable and ``mix`` is not set, or there is nothing to draw.
     """
-    for name in (x, y, *metrics):
-        if name is not None and name not in frame:
-            raise KvbenchError(f"there is no column {name}; docs/columns.md lists them")
-    if not pd.api.types.is_numeric_dtype(frame[y]) or frame[y].isna().all():
-        raise KvbenchError(f"no point has a number in {y}; choose another metric with -y")
+    for option, name in (("-x", x), ("-y", y), *(("--metrics", each) for each in metrics)):
+        if name is not None:
+            _check_numbers(frame, name, option)
     x = x or comparison.axis(frame)
+    if x is not None and frame.dropna(subset=[x, y]).empty:
+        raise KvbenchError(f"no point has a number in both {x} and {y}; choose others with -x and -y")
     differing = list(differences(frame, x, y))
     if differing and not mix:
         more = f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
@@ -199,6 +199,17 @@ def _origins(frame: pd.DataFrame) -> Iterator[tuple[pd.Series[Any], dict[str, An
     for _, row in frame.groupby(["results", "panel", "system"], dropna=False, observed=True).head(1).iterrows():
         results = Results(row["results"])
         yield row, results.config(row) if results.has_config(row) else {}, results.manifest(row)
+
+
+def _check_numbers(frame: pd.DataFrame, column: str, option: str) -> None:
+    if column not in frame:
+        raise KvbenchError(f"there is no column {column}; docs/columns.md lists them")
+    cells = frame[column]
+    if not pd.api.types.is_numeric_dtype(cells) or pd.api.types.is_bool_dtype(cells):
+        what = "yes or no" if pd.api.types.is_bool_dtype(cells) else "text"
+        raise KvbenchError(f"{option} needs numbers, and {column} is {what}; docs/columns.md lists every column's type")
+    if cells.isna().all():
+        raise KvbenchError(f"no point has a number in {column}; choose another column with {option}")
 
 
 def _unknown(frame: pd.DataFrame) -> list[str]:

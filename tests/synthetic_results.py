@@ -36,6 +36,9 @@ BASE: Row = {
     "beam_width": 1,
     "measure_from_s": 0,
     "duration_s": 3600,
+    "stable": True,
+    "num_censored": 0,
+    "num_rejected": 0,
 }
 CONF = Path(__file__).parents[1] / "conf"
 NUM_SLOTS = {"opt_13b": 15728, "llama_13b": 15728, "opt_66b": 9696, "opt_175b": 60064}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 
 from kvbench import compare
 from kvbench.core import KvbenchError
-from kvbench.figures import comparison, style
+from kvbench.figures import comparison, replications, style
 from kvbench.figures.typeset import Table
 from kvbench.results import write_json
 from tests.synthetic_results import Row, write_results
@@ -137,13 +138,38 @@ def test_points_are_selected_by_column(tmp_path: Path) -> None:
         (["FOLDER", "colour=red"], "there is no column colour"),
         (["FOLDER", "-y", "latency"], "there is no column latency"),
         (["FOLDER", "-y", "ttft_p50_s"], "no point has a number in ttft_p50_s"),
-        (["FOLDER", "-y", "system"], "no point has a number in system"),
+        (["FOLDER", "-x", "measure_to_s"], "no point has a number in measure_to_s; choose another column with -x"),
+        (["FOLDER", "--metrics", "free_pct"], "no point has a number in free_pct"),
     ],
 )
 def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     write_results(tmp_path, rows(panel="a"))
     assert run(tmp_path, *(str(tmp_path) if word == "FOLDER" else word for word in words)) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["x", "y", "metrics"])
+def test_whatever_column_is_named_is_drawn_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    """Every column there is; those of words and of yes or no are no axis and no metric."""
+    monkeypatch.setattr(style, "save", lambda *_: [])
+    write_results(tmp_path, [row | {"free_pct": float(place)} for place, row in enumerate(rows(panel="a")[1:3])])
+    frame = compare.select([str(tmp_path)])
+    for column in frame:
+        given: dict[str, Any] = {option: [column] if option == "metrics" else column}
+        if frame[column].dtype.kind in "iuf" and frame[column].notna().any():
+            compare.compare(frame, tmp_path, **given)
+        else:
+            with pytest.raises(KvbenchError, match=f"(and|in) {column}( is |; choose)") as caught:
+                compare.compare(frame, tmp_path, **given)
+            assert len(str(caught.value).splitlines()) == 1
+
+
+def test_numbers_that_no_point_has_together_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_results(tmp_path, [{"free_pct": 5.0}, {"system": "orca_max", "ttft_p50_s": 1.0}])
+    assert run(tmp_path, str(tmp_path), "-x", "free_pct", "-y", "ttft_p50_s") == 2
+    assert "no point has a number in both free_pct and ttft_p50_s" in capsys.readouterr().err
 
 
 def _drawn(tmp_path: Path, y: str = "normalized_latency_mean_s") -> tuple[Figure, list[comparison.Series]]:
@@ -181,6 +207,34 @@ def test_no_mean_is_made_over_repeats_of_a_growing_queue(tmp_path: Path) -> None
     assert [row[-1] for row in table.rows] == ["yes", "yes", "yes", "no"]
     assert set(table.rows[-1][-3:-1]) == {"-"}
     assert all("[" in cell for row in table.rows[:-1] for cell in row[-3:-1])
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        ((True, True), None),
+        ((True, None), ["yes", "undecided"]),
+        ((None, None), ["undecided", "undecided"]),
+        ((None, False), ["undecided", "no"]),
+        ((True, False), ["yes", "no"]),
+    ],
+)
+def test_what_cannot_be_judged_is_neither_stable_nor_not(
+    tmp_path: Path, flags: tuple[bool | None, bool | None], shown: list[str] | None, repeats: int
+) -> None:
+    """One flag for each system, empty where a trace is too short; alike in the command's own table of repeats."""
+    points = [
+        {"system": system, "request_rate": 1, "normalized_latency_mean_s": 0.1, "stable": flag, "repeat": repeat}
+        for system, flag in zip(("vllm", "orca_max"), flags, strict=True)
+        for repeat in range(repeats)
+    ]
+    write_results(tmp_path, points)
+    frame = compare.select([str(tmp_path)])
+    table = comparison.table(frame, None)
+    assert ([row[-1] for row in table.rows] if table.header[-1] == "stable" else None) == shown
+    lines = replications.table(frame, ["system"], {"normalized_latency_mean_s": "s"}).splitlines()[1:3]
+    assert [line.split()[-3] for line in lines] == (shown or ["yes", "yes"])
 
 
 def test_rates_that_searches_found_tell_no_points_apart(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from kvbench.figures import replications, style
 from kvbench.figures.frames import curve, footnote, value, where
 from kvbench.figures.style import Look
+from kvbench.figures.terminal import stability
 from kvbench.figures.typeset import Table
 from kvbench.schema import HEADINGS, SUMMARY
 from kvbench.statistics import Interval, named
@@ -137,10 +138,10 @@ def table(
             cells += [_cell(rows, name) for name in metrics]
             cells += [_ratio(rows, reference, over)] if over else []
             lines.append(cells)
-            verdicts.append("no" if _is_unstable(rows) else "yes")
+            verdicts.append(stability(replications.verdict(rows)))
     header = [*(name.replace("_", " ") for name in names), *([titled(x)] if x else []), *metrics.values()]
     header += ["over the first"] if over else []
-    if "no" in verdicts:
+    if set(verdicts) - {stability(True)}:
         header.append("stable")
         lines = [[*cells, verdict] for cells, verdict in zip(lines, verdicts, strict=True)]
     return Table(header, lines, len(names), _note(frame, *more))
@@ -217,10 +218,8 @@ def _intervals(rows: pd.DataFrame, x: str, y: str, floor: float) -> list[tuple[f
 
 
 def _is_unstable(rows: pd.DataFrame) -> bool:
-    """Whether a point's queue grew: repeats are judged together, and what cannot be judged did not."""
-    if rows["repeat"].nunique() > 1 and rows["growth_score"].notna().any():
-        return not replications.is_stable(rows)
-    return bool((rows["stable"] == False).any())  # noqa: E712 - NA is neither
+    """Whether a point's queue grew: what cannot be judged did not."""
+    return replications.verdict(rows) is False
 
 
 def _estimate(rows: pd.DataFrame, column: str) -> Interval | float | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from kvbench import statistics
-from kvbench.figures.terminal import aligned
+from kvbench.figures.terminal import aligned, stability
 from kvbench.statistics import Interval
 
 
@@ -47,6 +47,14 @@ def is_stable(rows: pd.DataFrame) -> bool:
     return bool(scores) and not statistics.has_grown(scores) and flagged <= len(rows) / 2
 
 
+def verdict(rows: pd.DataFrame) -> bool | None:
+    """Whether a point is stable: repeats together by ``is_stable``, else as its rows say; None: it cannot be told."""
+    if rows["repeat"].nunique() > 1 and rows["growth_score"].notna().any():
+        return is_stable(rows)
+    flags = {str(flag) for flag in rows["stable"]}
+    return False if "False" in flags else True if flags == {"True"} else None
+
+
 def table(summary: pd.DataFrame, labels: Sequence[str], metrics: Mapping[str, str]) -> str:
     """One line for each point: means with intervals; none where a queue grows, since no mean is the system's there.
 
@@ -74,18 +82,16 @@ def table(summary: pd.DataFrame, labels: Sequence[str], metrics: Mapping[str, st
         )
     ]
     for values, rows in points:
-        stable = is_stable(rows)
-        means = [interval(rows, name) if stable else None for name in metrics]
+        stable = verdict(rows)
+        means = [None if stable is False else interval(rows, name) for name in metrics]
         reference = references.get(_others(values, place))
-        if not stable or reference is None or values[place] == first or not is_stable(reference):
+        if stable is False or reference is None or values[place] == first or verdict(reference) is False:
             means.append(None)
         else:
             means.append(ratio(rows, reference, column))
         counts = [f"{rows[name].mean():.4g}" for name in ("num_censored", "num_rejected")]
         cells = (f"{value:g}" if isinstance(value, float) else str(value) for value in values)
-        lines.append(
-            (*cells, str(len(rows)), *(str(each or "-") for each in means), "yes" if stable else "no", *counts)
-        )
+        lines.append((*cells, str(len(rows)), *(str(each or "-") for each in means), stability(stable), *counts))
     return (
         f"{aligned(lines, left=len(labels))}\n"
         f"Means and {statistics.named()} between warm-up and last arrival; ratios of whole runs, paired by repeat; "

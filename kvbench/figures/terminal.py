@@ -29,6 +29,11 @@ def text(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def stability(is_stable: bool | None) -> str:
+    """Whether a queue did not grow; None: it cannot be told."""
+    return "undecided" if is_stable is None else text(is_stable)
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """``value`` with so many significant digits and without an exponent, or a dash."""
     if value is None:
