@@ -724,7 +724,7 @@ def _resolve(settings: dict[str, Any]) -> dict[str, Any]:
 def _plan(report: Report, settings: dict[str, Any], systems: Sequence[str] = ()) -> list[Any]:
     """The points of an experiment, or of a product over the systems."""
     from kvbench.composition import Setting, composer
-    from kvbench.sweep import plan
+    from kvbench.plan import plan
 
     fixed = settings | {"results_dir": str(report.options.out)}
     products = [fixed | {"system": each} for each in systems] or [fixed]

@@ -36,6 +36,7 @@ NO_INFLUENCE = (
     "memory_map",
     "paper",
     "partition.py",
+    "plan.py",
     "reference.py",
     "report",
     "results.py",

@@ -16,7 +16,8 @@ from kvbench.allocators.paged import Paged
 from kvbench.composition import composer, parse
 from kvbench.executors.base import Executor, WorkerLost
 from kvbench.executors.serial import Serial
-from kvbench.sweep import Plan, execute, plan
+from kvbench.plan import Plan, plan
+from kvbench.sweep import execute
 
 
 class Job(NamedTuple):

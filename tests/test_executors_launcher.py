@@ -10,7 +10,7 @@ import pytest
 from kvbench.composition import composer, parse
 from kvbench.core import KvbenchError
 from kvbench.executors.launcher import Launcher
-from kvbench.sweep import plan
+from kvbench.plan import plan
 from tests.executor_jobs import check_a_sweep_with_a_kill, process, sleep
 
 LAUNCHERS = {

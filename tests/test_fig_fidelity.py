@@ -14,8 +14,8 @@ from kvbench.composition import composer, groups, load_experiment, parse
 from kvbench.core import KvbenchError
 from kvbench.figures import fig_fidelity as fidelity
 from kvbench.paper.claims import Verdict
+from kvbench.plan import Plan, plan
 from kvbench.results import Results
-from kvbench.sweep import Plan, plan
 from tests.drawn import assert_nothing_is_cut, texts
 from tests.extras import NEEDS_MODELS
 from tests.synthetic_results import Row, write_results

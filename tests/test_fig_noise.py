@@ -8,9 +8,9 @@ import pytest
 
 from kvbench.composition import composer, parse
 from kvbench.figures import fig_noise
+from kvbench.plan import plan
 from kvbench.results import Results
 from kvbench.statistics import paired_ratio, t_interval
-from kvbench.sweep import plan
 from tests.synthetic_results import write_results
 
 

@@ -14,9 +14,9 @@ from kvbench.core import KvbenchError
 from kvbench.figures import fig_offline_throughput as offline
 from kvbench.figures.limits import limits
 from kvbench.paper.claims import Verdict
+from kvbench.plan import plan
 from kvbench.records import Columns, write_parquet
 from kvbench.results import Results
-from kvbench.sweep import plan
 from tests.drawn import assert_nothing_is_cut, texts
 from tests.extras import NEEDS_MODELS
 from tests.synthetic_results import Row, write_results

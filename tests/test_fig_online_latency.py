@@ -14,9 +14,9 @@ from kvbench.composition import composer, parse
 from kvbench.figures import fig_online_latency as online
 from kvbench.paper.claims import Verdict
 from kvbench.parts import instantiate_workload
+from kvbench.plan import plan
 from kvbench.records import Columns, write_parquet
 from kvbench.results import Results
-from kvbench.sweep import plan
 from tests.drawn import assert_nothing_is_cut, texts
 from tests.extras import NEEDS_MODELS
 from tests.synthetic_results import Row, write_results

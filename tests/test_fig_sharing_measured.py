@@ -11,8 +11,8 @@ from kvbench.composition import composer, parse
 from kvbench.figures import fig_sharing_measured as figure
 from kvbench.figures.savings import COLUMNS
 from kvbench.paper.claims import Verdict
+from kvbench.plan import plan
 from kvbench.results import Results
-from kvbench.sweep import plan
 from tests.drawn import assert_nothing_is_cut, texts
 from tests.extras import NEEDS_MODELS
 from tests.synthetic_results import Row, write_results

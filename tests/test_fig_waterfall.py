@@ -10,9 +10,10 @@ import pytest
 from kvbench.composition import Composer, parse
 from kvbench.core import KvbenchError
 from kvbench.figures import fig_waterfall
+from kvbench.plan import Plan, plan
 from kvbench.results import Results
 from kvbench.statistics import paired_ratio
-from kvbench.sweep import Plan, execute, plan
+from kvbench.sweep import execute
 
 SHORT = ("workload.duration_s=60", "repeats=2", "threshold=0.1", "executor=serial", "workload.lengths.pairs=histogram")
 

@@ -14,10 +14,11 @@ from kvbench.composition import Composer, parse
 from kvbench.core import KvbenchError
 from kvbench.figures import capacity
 from kvbench.metrics import METRICS
+from kvbench.plan import plan
 from kvbench.results import Results
 from kvbench.search import FALLING, RISING, TOLERANCE, Search, of_steady_state
 from kvbench.statistics import paired_ratio, t_interval
-from kvbench.sweep import execute, plan
+from kvbench.sweep import execute
 from tests.queues import arrivals_s, departures_s
 
 SMALL = ("workload=fixed", "workload/arrivals=poisson", "workload.duration_s=60", "executor=serial", "kv_cache_seqs=2")

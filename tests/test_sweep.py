@@ -23,9 +23,10 @@ from kvbench.executors.local import Local
 from kvbench.executors.serial import Serial
 from kvbench.folder import finished_summary
 from kvbench.parts import instantiate_workload
+from kvbench.plan import Plan, Row, plan
 from kvbench.results import COLUMNS
 from kvbench.run import run_all
-from kvbench.sweep import Interrupted, Plan, Report, Row, execute, plan
+from kvbench.sweep import Interrupted, Report, execute
 from tests.extras import NEEDS_MODELS
 
 FAST = ("workload=fixed", "workload.num_requests=5", "executor=serial")
@@ -47,7 +48,7 @@ def experiment(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Let ``+experiment=smoke`` have this content."""
 
     def put(text: str) -> None:
-        monkeypatch.setattr("kvbench.sweep.load_experiment", lambda _: yaml.safe_load(text))
+        monkeypatch.setattr("kvbench.plan.load_experiment", lambda _: yaml.safe_load(text))
 
     return put
 

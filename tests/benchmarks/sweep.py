@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvbench.composition import composer, parse
+from kvbench.plan import Plan, plan
 from kvbench.results import Results
-from kvbench.sweep import Plan, execute, plan
+from kvbench.sweep import execute
 
 COLUMNS = ("what", "points", "seconds")
 
