@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from kvbench.core import KvbenchError
 
 MISTAKE, INTERRUPTED = 2, 130
 """Exit statuses."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk that name no file."""
 
 
 def run(name: str, action: Callable[[], int], kept: str = "nothing was written") -> int:
@@ -21,7 +24,8 @@ def run(name: str, action: Callable[[], int], kept: str = "nothing was written")
         kept: what is left when it is interrupted, unless the interruption says so itself.
 
     Returns:
-        The exit status: that of the action, 2 for a user's mistake, 130 after Ctrl-C.
+        The exit status: that of the action, 2 for a user's mistake or a place that cannot be written, 130
+        after Ctrl-C.
     """
     try:
         return action()
@@ -34,3 +38,9 @@ def run(name: str, action: Callable[[], int], kept: str = "nothing was written")
     except BrokenPipeError:  # `| head`: the reader has seen enough, and the results are written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed there at exit
         return 0
+    except OSError as error:
+        if error.filename is None and error.errno not in _FULL:
+            raise
+        what = f"{error.filename} cannot be read or written: " if error.filename is not None else ""
+        print(f"{name}: {what}{error.strerror}", file=sys.stderr)
+        return MISTAKE

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,15 @@ def export(results: Results, folder: Path) -> list[Path]:
     """Write ``benchmark_report_v0.2,_<point>.yaml`` for each point of the last command.
 
     Raises:
-        KvbenchError: only the summary was kept.
+        KvbenchError: there is no point, or only the summary was kept.
     """
     rows = [row for _, row in results.summary.drop_duplicates("point").iterrows()]
-    if lacking := [row["point"] for row in rows if not (results.folder(row) / "requests.parquet").is_file()]:
-        raise KvbenchError(f"{results.path} keeps no requests of {lacking[0]}; run the experiment to export it")
+    if not rows:
+        raise KvbenchError(f"{results.path / 'summary.csv'} holds no point; run the experiment first")
+    for name, row in product(("requests.parquet", "config.yaml", "manifest.json"), rows):
+        if not (results.folder(row) / name).is_file():
+            kept = f"{results.path} keeps no {name.partition('.')[0]} of {row['point']}"
+            raise KvbenchError(f"{kept}; run the experiment to export it")
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for row in rows:

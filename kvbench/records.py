@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kvbench.core import Sequence
+from kvbench.core import KvbenchError, Sequence
 
 Columns = dict[str, NDArray[np.generic]]
 
@@ -98,15 +98,40 @@ def write_parquet(
 
 
 def read_parquet(path: Path) -> Columns:
-    """The columns of a file ``write_parquet`` wrote."""
+    """The columns of a file ``write_parquet`` wrote.
+
+    Raises:
+        KvbenchError: it is not whole.
+    """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pq.read_table(path)
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(path) from error
     return {name: table[name].to_numpy() for name in table.column_names}
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The ``metadata`` of a file ``write_parquet`` wrote."""
+    """The ``metadata`` of a file ``write_parquet`` wrote.
+
+    Raises:
+        KvbenchError: it is not whole.
+    """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
+    try:
+        schema = pq.read_schema(path)
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(path) from error
+    return {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
+
+
+def damaged(path: Path) -> KvbenchError:
+    """What to say of a point's file that cannot be read."""
+    if not path.parent.is_dir():
+        return KvbenchError(f"{path} does not exist: only the summary was kept; run the experiment")
+    what = "is cut or garbled" if path.exists() else "does not exist"
+    return KvbenchError(f"{path} {what}; delete {path.parent} and run the same command again")

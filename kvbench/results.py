@@ -10,7 +10,8 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +20,7 @@ import yaml
 
 from kvbench.core import KvbenchError
 from kvbench.metrics import METRICS
-from kvbench.records import Columns, read_parquet
+from kvbench.records import Columns, damaged, read_parquet
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,10 +55,15 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, ob
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace ``path`` in one go."""
+    """Replace ``path`` in one go; an error names it."""
     part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:
@@ -97,10 +103,16 @@ class Results:
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """``summary.csv``: exactly the last command's points, one row each, in the order of the experiment."""
-        import pandas as pd
+        """``summary.csv``: exactly the last command's points, one row each, in the order of the experiment.
 
-        return pd.read_csv(self.path / "summary.csv", dtype={"panel": "string", "point": "string"})
+        Raises:
+            KvbenchError: it is not whole, or not kvbench's.
+        """
+        path = self.path / "summary.csv"
+        summary = read_csv(path, ("point",), {"panel": "string", "point": "string"})
+        if summary["point"].isna().any():  # the last column
+            raise _garbled(path)
+        return summary
 
     def folder(self, row: Mapping[str, Any] | pd.Series[Any]) -> Path:
         """The folder of a row's point."""
@@ -120,7 +132,11 @@ class Results:
         return read_parquet(path)
 
     def requests(self, row: Mapping[str, Any] | pd.Series[Any]) -> Columns:
-        """One row per request; see ``kvbench.records.Record``."""
+        """One row per request; see ``kvbench.records.Record``.
+
+        Raises:
+            KvbenchError: they were not kept, or not whole.
+        """
         return read_parquet(self.folder(row) / "requests.parquet")
 
     def dataset(self, name: Literal["requests", "steps"]) -> ds.Dataset:
@@ -141,8 +157,12 @@ class Results:
         )
 
     def config(self, row: Mapping[str, Any] | pd.Series[Any]) -> dict[str, Any]:
-        """The resolved configuration."""
-        return dict(yaml.load((self.folder(row) / "config.yaml").read_text(encoding="utf-8"), _LOADER))
+        """The resolved configuration.
+
+        Raises:
+            KvbenchError: it was not kept, or not whole.
+        """
+        return _mapping(self.folder(row) / "config.yaml", lambda text: yaml.load(text, _LOADER))
 
     def has_config(self, row: Mapping[str, Any] | pd.Series[Any]) -> bool:
         """Whether the point's configuration was kept."""
@@ -155,10 +175,47 @@ class Results:
         """
         path = self.folder(row) / "manifest.json"
         if path.is_file():
-            return dict(json.loads(path.read_text(encoding="utf-8")))
+            return _mapping(path, json.loads)
         return dict(self._manifests.get(str(row["point"]), {}))
 
     @cached_property
     def _manifests(self) -> dict[str, dict[str, Any]]:
         path = self.path / TOGETHER
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+        return _mapping(path, json.loads) if path.is_file() else {}
+
+
+def read_csv(path: Path, columns: Iterable[str], dtype: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """A table that ``write_csv`` wrote.
+
+    Args:
+        path: of the file.
+        columns: that it has to have.
+        dtype: types of columns that are not to be guessed.
+
+    Raises:
+        KvbenchError: it is not whole, or has not these columns.
+    """
+    import pandas as pd
+
+    try:
+        table = pd.read_csv(path, dtype=dict(dtype or {}))
+    except ValueError as error:  # pandas' own, and those of decoding, are such
+        raise _garbled(path) from error
+    if lacking := [name for name in columns if name not in table]:
+        raise KvbenchError(f"{path} is not kvbench's: it has no column {' and '.join(lacking)}")
+    return table
+
+
+def _garbled(path: Path) -> KvbenchError:
+    return KvbenchError(f"{path} is empty, cut or garbled; run the same command again")
+
+
+def _mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    """What a point's file of YAML or JSON says."""
+    try:
+        found = parse(path.read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError, FileNotFoundError) as error:
+        raise damaged(path) from error
+    if not isinstance(found, dict):
+        raise damaged(path)
+    return found

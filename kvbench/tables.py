@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 import pandas as pd
+import pyarrow as pa
 
 from kvbench.core import KvbenchError
+from kvbench.records import read_parquet
 from kvbench.results import Results
 from kvbench.schema import TABLES, VERSION, Column
 
@@ -18,9 +20,9 @@ Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 def load(folders: Folders, table: str = "summary") -> pd.DataFrame:
     """See ``kvbench.load``."""
-    if table not in TABLES:
+    if table not in [*TABLES]:  # whatever it is
         raise KvbenchError(f"there is no table {table!r}; choose from {', '.join(TABLES)}")
-    paths = [folders] if isinstance(folders, str | os.PathLike) else list(folders)
+    paths = [folders] if isinstance(folders, str | os.PathLike) else list(_each(folders))
     if not paths:
         raise KvbenchError("no folder of results is given; give results/NAME, or several")
     columns = TABLES[table][1]
@@ -37,6 +39,15 @@ def load(folders: Folders, table: str = "summary") -> pd.DataFrame:
         "unknown": unknown,
     }
     return whole
+
+
+def _each(folders: Iterable[str | os.PathLike[str]]) -> Iterable[str | os.PathLike[str]]:
+    if not isinstance(folders, Iterable):
+        raise KvbenchError(f"{folders!r} is no folder of results; give results/NAME, or several")
+    for folder in folders:
+        if not isinstance(folder, str | os.PathLike):
+            raise KvbenchError(f"{folder!r} is no folder of results; give results/NAME, or several")
+        yield folder
 
 
 def _load(results: Results, table: str, columns: Mapping[str, Column]) -> pd.DataFrame:
@@ -60,7 +71,12 @@ def _records(results: Results, summary: pd.DataFrame, table: Literal["requests",
             if not path.parent.is_dir():
                 why = "only the summary was kept; run the experiment"
             raise KvbenchError(f"{path} does not exist: {why}")
-    frame: pd.DataFrame = results.dataset(table).to_table().to_pandas()
+    try:
+        frame: pd.DataFrame = results.dataset(table).to_table().to_pandas()
+    except (pa.ArrowException, OSError):
+        for point in summary["point"].unique():
+            read_parquet(results.path / "points" / point / f"{table}.parquet")  # names the one that is not whole
+        raise
     frame.insert(0, "point", frame.pop("point"))
     return frame
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench import command
+from kvbench import app, command
 from kvbench.core import KvbenchError
 from tests.extras import NEEDS_MODELS
 
@@ -78,6 +80,49 @@ def test_an_interruption_says_what_stays(
     assert run(name, arguments.get(name, words), where) == 130
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{name}: interrupted; ")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of a short run with its memory map."""
+    folder = tmp_path_factory.mktemp("finished")
+    words = ["workload=fixed", "workload.num_requests=3", "memory_map=true", "executor=serial", "name=mine"]
+    assert app.main([*words, f"results_dir={folder}", f"data_dir={folder}"]) == 0
+    return folder / "mine"
+
+
+@pytest.mark.parametrize("place", ["/proc/x", "file", "file/below"])
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("kvbench.compare", "--to PLACE"),
+        ("kvbench.export", "--to PLACE"),
+        ("kvbench.memory_map", "--seconds 0 --to PLACE"),
+        ("kvbench.report", "--to PLACE/report.html"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named(
+    name: str, option: str, place: str, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").touch()
+    assert run(name, [str(finished), *option.replace("PLACE", place).split()], COMMANDS[name][1]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{name}: {place}")
+    assert "cannot be read or written: " in line
+    assert [path.name for path in Path().iterdir()] == ["file"]
+
+
+def test_an_error_of_ours_with_a_disk_keeps_its_traceback_and_a_full_disk_has_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def action(error: OSError) -> int:
+        raise error
+
+    with pytest.raises(OSError, match="ours"):
+        command.run("kvbench.x", lambda: action(OSError("ours")))
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert command.run("kvbench.x", lambda: action(full)) == 2
+    assert capsys.readouterr().err == "kvbench.x: No space left on device\n"
 
 
 def test_an_interruption_may_say_it_itself(capsys: pytest.CaptureFixture[str]) -> None:

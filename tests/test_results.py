@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import kvbench
+from kvbench import app
+from kvbench.compare import compare, select
 from kvbench.core import KvbenchError
+from kvbench.export import export
 from kvbench.metrics import METRICS
+from kvbench.paper.claims import Claim
 from kvbench.records import write_parquet
+from kvbench.report import write as report
 from kvbench.results import COLUMNS, POINT_COLUMNS, TOGETHER, Results, leaves, write_csv, write_json, write_text
 
 CONTRACT = """
@@ -120,3 +129,73 @@ def test_the_requests_of_all_points_are_one_dataset(tmp_path: Path) -> None:
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KvbenchError, match=r"holds no summary\.csv"):
         Results(tmp_path)
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _garble(path: Path) -> None:
+    path.write_bytes(bytes(range(256)) * 8)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": _cut,
+    "garbled": _garble,
+    "another": lambda path: path.write_text("[1, 2]\n"),
+}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished command of one point."""
+    folder = tmp_path_factory.mktemp("kept")
+    words = ["workload=fixed", "workload.num_requests=20", "executor=serial", "name=mine"]
+    assert app.main([*words, f"results_dir={folder}", f"data_dir={folder}"]) == 0
+    return folder / "mine"
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize(
+    "name", ["summary.csv", "manifest.json", "config.yaml", "requests.parquet", "steps.parquet", "claims.csv"]
+)
+def test_a_damaged_file_is_named_with_the_remedy(kept: Path, name: str, damage: str, tmp_path: Path) -> None:
+    """By whatever reads it: the report reads all of them."""
+    folder = tmp_path / "mine"
+    shutil.copytree(kept, folder)
+    write_csv(folder / "claims.csv", [each.name for each in fields(Claim)], [])
+    [point] = (folder / "points").iterdir()
+    path = folder / name if name.endswith("csv") else point / name
+    DAMAGE[damage](path)
+    readers: dict[str, Callable[[], object]] = {"report": lambda: report(folder)}
+    if name != "claims.csv":
+        readers["export"] = lambda: export(Results(folder), tmp_path)
+    if name == "summary.csv":
+        readers["load"] = lambda: kvbench.load(folder)
+    if name == "manifest.json":
+        readers["load"] = lambda: kvbench.load(folder)
+    if name.endswith("parquet"):
+        readers["load"] = lambda: kvbench.load(folder, name.removesuffix(".parquet"))  # type: ignore[arg-type]
+    if name in ("summary.csv", "manifest.json", "config.yaml"):
+        readers["compare"] = lambda: compare(select([str(folder)]), tmp_path, y="free_pct")
+    for reader in readers.values():
+        with pytest.raises(KvbenchError) as caught:
+            reader()
+        said = str(caught.value)
+        assert said.startswith(str(path))
+        assert "run the same command again" in said or "is not kvbench's: it has no column" in said
+        assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "requests.parquet"])
+def test_a_missing_file_is_named_with_the_remedy(tmp_path: Path, name: str) -> None:
+    write_csv(tmp_path / "summary.csv", ("panel", "point"), [{"point": "p"}])
+    results = Results(tmp_path)
+    row = results.summary.iloc[0]
+    read = results.config if name == "config.yaml" else results.requests
+    with pytest.raises(KvbenchError, match=f"{name} does not exist: only the summary was kept; run the experiment"):
+        read(row)
+    (tmp_path / "points" / "p").mkdir(parents=True)
+    with pytest.raises(KvbenchError, match=f"{name} does not exist; delete .*/p and run the same command again"):
+        read(row)

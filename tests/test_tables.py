@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -101,6 +102,15 @@ def test_what_cannot_be_loaded_says_why(tmp_path: Path, summary: str, table: str
     (tmp_path / "summary.csv").write_text(summary)
     with pytest.raises(KvbenchError, match=message):
         kvbench.load(tmp_path, table)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("folders", [5, None, [5], ["results", None], {3: "a"}])
+def test_what_is_no_folder_is_refused(folders: Any, tmp_path: Path) -> None:
+    with pytest.raises(KvbenchError, match="is no folder of results; give results/NAME, or several"):
+        kvbench.load(folders)
+    write_results(tmp_path, [{}])
+    with pytest.raises(KvbenchError, match="choose from summary, requests, steps"):
+        kvbench.load(tmp_path, folders)
 
 
 def test_nothing_to_load() -> None:

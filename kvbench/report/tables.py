@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pandas as pd
@@ -11,7 +11,8 @@ import pandas as pd
 from kvbench.core import KvbenchError
 from kvbench.figures.terminal import text
 from kvbench.metrics import METRICS
-from kvbench.results import POINT_COLUMNS, Results, leaves
+from kvbench.paper.claims import Claim
+from kvbench.results import POINT_COLUMNS, Results, leaves, read_csv
 from kvbench.schema import HEADINGS
 
 Row = dict[str, Any]
@@ -114,7 +115,7 @@ def metrics_table() -> Table:
 def claims_table(results: Results) -> Table | None:
     """``claims.csv`` with the paper's range and the measured interval; None where there is none."""
     path = results.path / "claims.csv"
-    if not path.is_file() or not (rows := rows_of(pd.read_csv(path))):
+    if not path.is_file() or not (rows := rows_of(read_csv(path, [each.name for each in fields(Claim)]))):
         return None
     columns = [
         Column(
