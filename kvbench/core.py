@@ -130,7 +130,8 @@ class Batch:
         prefill_len: what each prefill is padded to; 0 where batching does not pad.
         token_states: tokens of the unfinished sequences and their siblings, those of the prefills included; shared ones
             count for each.
-        grown: sequences that were granted more room at the start of this step, ``gained`` slots each.
+        grown: sequences that were granted more room at the start of this step: each stream can write ``gained`` tokens
+            at least before it asks again.
         preempted: sequences that lost their memory at the start of this step.
         rejected: sequences that can never be served, each with the reason.
         copies: block copies the runner must do before it computes.

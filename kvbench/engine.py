@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
+from kvbench.allocators.base import AllocationError, Allocator, broken_protocol, is_plug_in
 from kvbench.clock import Clock
 from kvbench.core import Batch, Request, Sequence, StepResult
 from kvbench.ledger import Ledger
@@ -54,6 +55,7 @@ class Engine:
 
         Raises:
             RuntimeError: the scheduler waits although nothing runs and nothing is due: it would wait for ever.
+            KvbenchError: so it does because of a plug-in allocator, or that answers what cannot be true.
         """
         scheduler, runner, clock, ledger = self.scheduler, self.runner, self.clock, self.ledger
         waiting, running, sequences, watchers = scheduler.waiting, scheduler.running, self.sequences, self.watchers
@@ -102,15 +104,21 @@ class Engine:
     def _skip(self, batch: Batch, now: float) -> float:
         """A step in which nothing is left to run: no iteration, hence no row; returns the time after it."""
         if not (batch.preempted or batch.rejected):
-            waiting = len(self.scheduler.waiting)
-            raise RuntimeError(
-                f"{waiting} sequences wait, nothing runs and nothing was decided: with no sequence in it, "
-                f"{type(self.scheduler.allocator).__name__} has no room for what it says it can hold "
-                "(python -m kvbench.verify tells more of an allocator)"
-            )
+            allocator, waiting = self.scheduler.allocator, self.scheduler.waiting
+            if is_plug_in(allocator) and waiting:
+                raise broken_protocol(allocator, _lacks_room(allocator, waiting[0]))
+            raise RuntimeError(f"{len(waiting)} sequences wait, nothing runs and nothing was decided")
         seconds = self.runner.execute(batch).seconds if batch.moves else 0.0
         self.ledger.skip(batch, seconds)
         return self.clock.advance(seconds) if batch.moves else now
+
+
+def _lacks_room(allocator: Allocator, head: Sequence) -> str:
+    """What is wrong where nothing runs, yet the head of the queue has to wait."""
+    return (
+        f"the pool of {allocator.num_slots} slots, with no sequence in it, has no room for the {head.requested} that "
+        "the next asks for, and can_allocate answered neither OK nor NEVER"
+    )
 
 
 def _siblings(first: Sequence) -> tuple[Sequence, ...]:
@@ -145,12 +153,17 @@ def _stamp(batch: Batch, scheduled_s: float, now: float) -> int:
 
 
 def serve(engine: Engine, requests: Iterable[Request]) -> Record:
-    """Run to the end; returns the raw record."""
+    """Run to the end; returns the raw record. Raises what ``Engine.run`` does."""
     collecting = gc.isenabled()
     gc.disable()  # a run makes no cycles, and scanning its live sequences costs about a tenth of the time
     try:
         for _ in engine.run(requests):
             pass
+    except AllocationError as error:
+        allocator = engine.scheduler.allocator
+        if not is_plug_in(allocator):
+            raise
+        raise broken_protocol(allocator, f"it is {error}, though it was asked whether there is room") from error
     finally:
         if collecting:
             gc.enable()

@@ -1,6 +1,7 @@
 """Splits the pool by purpose at every iteration: a partition that sums to the pool's capacity, in slots.
 
-Fed by the engine from what the scheduler granted, grew and released; the allocator only reports how much is used.
+Fed by the engine from what the scheduler granted, grew and released; the allocator only reports how much is used. One
+that is not kvbench's may hold more for a sequence than it says that can be written: it is asked what (``audit``).
 The split of granted slots needs the final length of a sequence, which runs with forced lengths know; where a stop token
 may end it earlier, the split is completed at the end of the run.
 The sums change only when something happens to a sequence; the tokens present are counted by the scheduler.
@@ -8,6 +9,7 @@ The sums change only when something happens to a sequence; the tokens present ar
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence as Seq
 from struct import Struct
 from typing import NamedTuple
@@ -15,8 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.allocators.base import Allocator
-from kvbench.core import Batch, Sequence
+from kvbench.allocators.base import Allocator, is_plug_in
+from kvbench.audit import Audit, Holding
+from kvbench.core import Batch, Sequence, Usage
 
 ROW = np.dtype(
     [
@@ -41,14 +44,26 @@ _CHUNK_ROWS = 1 << 14
 class _Event(NamedTuple):
     """From this row on a sequence holds ``granted`` slots of which it asked for ``requested``.
 
-    0 and 0: it holds none. None: it has finished and is only held. ``num_streams`` of its request do so each.
+    0 and 0: it holds none. None: it has finished and is only held. ``num_streams`` of its request do so each. Of a
+    plug-in ``granted`` are all the tokens, by position, for which its streams hold empty slots.
     """
 
     row: int
     seq: Sequence
     requested: int | None
-    granted: int
+    granted: int | Seq[int]
     num_streams: int
+
+    def split(self) -> tuple[int, int]:
+        """Slots reserved for tokens that will never come, and padding."""
+        assert self.requested is not None
+        final_len, covered = self.seq.final_len, max(self.requested, self.seq.final_len)
+        return self._beyond(final_len) - self._beyond(covered), self._beyond(covered)
+
+    def _beyond(self, position: int) -> int:
+        if isinstance(self.granted, int):
+            return self.num_streams * max(self.granted - position, 0)
+        return len(self.granted) - bisect_left(self.granted, position)
 
 
 class _Kept(NamedTuple):
@@ -115,29 +130,40 @@ class Ledger:
         self._not_computed = 0  # their tokens, for every stream but the first
         self._prefix_states = 0  # tokens of shared prefixes
         self._cached = 0  # those of them that the admitted of this row found there
+        self._audit = Audit(allocator) if is_plug_in(allocator) else None
+        self._lost = 0  # tokens of streams that share the slot of another, or are out, as the audit found
 
     def record(self, batch: Batch, end_s: float, seconds: float, num_waiting: int) -> None:
-        """Book what happened before the iteration, then note its row."""
-        if self._parting or batch.moves or batch.copies or batch.prefixes:
-            self._book_streams(batch)
-        if self._events is not None:
-            self._note(batch)
-        if batch.grown:
-            self._stale = True
-            # Room for the tokens up to the step before they ask again; what lies beyond the last token is padding.
-            last = batch.step + batch.gained - 1
-            for seq in batch.grown:
-                spare = last - seq.origin - seq.final_len
-                if spare > 0:
-                    self._pad(seq, spare * seq.num_streams)
-        if batch.preempted:
-            self._release(batch.preempted)
-        if batch.prefills:
-            self._stale = True
-            self._admit(batch.prefills)
-        if self._stale:
-            self._ask(batch)
-        token_states = batch.token_states - self._usage.shared + self._unfilled
+        """Book what happened before the iteration, then note its row.
+
+        Raises:
+            KvbenchError: what a plug-in allocator answers cannot be true.
+        """
+        if self._audit is None:
+            if self._parting or batch.moves or batch.copies or batch.prefixes:
+                self._book_streams(batch)
+            if self._events is not None:
+                self._note(batch)
+            if batch.grown:
+                self._stale = True
+                # Room for the tokens up to the step before they ask again; what lies beyond the last token is padding.
+                last = batch.step + batch.gained - 1
+                for seq in batch.grown:
+                    spare = last - seq.origin - seq.final_len
+                    if spare > 0:
+                        self._pad(seq, spare * seq.num_streams)
+            if batch.preempted:
+                self._release(batch.preempted)
+            if batch.prefills:
+                self._stale = True
+                self._admit(batch.prefills)
+            if self._stale:
+                usage = self._usage = self.allocator.usage()
+                self._keep(batch, usage, usage.shared - self._unfilled)
+            token_states = batch.token_states - self._usage.shared + self._unfilled
+        else:
+            self._book_audited(batch, self._audit)
+            token_states = batch.token_states - self._lost
         if self._offset == len(self._chunk):
             self._chunks.append(self._chunk)
             self._chunk = bytearray(len(self._chunk))
@@ -159,6 +185,48 @@ class Ledger:
             self._usage.largest_free,
         )
         self._offset += ROW.itemsize
+
+    def _book_audited(self, batch: Batch, audit: Audit) -> None:
+        """The same by what each sequence holds. Streams are looked at in every row, as they part without notice."""
+        self._note_flow(batch)
+        if batch.preempted:
+            self.settle((), batch.preempted)
+        self._not_computed = 0
+        for prefix in batch.prefixes:
+            self._prefix_states += prefix.length
+            self._hold(prefix, prefix.length, audit.add_prefix(prefix))
+        for seq in batch.prefills:
+            self._hold(seq, seq.requested, audit.look(seq, batch, is_new=True))
+            self._cached += seq.num_cached
+            self._new_siblings += len(seq.siblings)
+            if seq.num_streams > seq.num_prefills:
+                self._not_computed += len(seq.siblings) * seq.length
+        changed = {**dict.fromkeys(batch.returned, False), **dict.fromkeys(batch.grown, True)}
+        if batch.num_siblings:
+            admitted = set(batch.prefills)
+            changed = {seq: False for seq in batch.running if seq.siblings and seq not in admitted} | changed
+        for seq, is_grown in changed.items():
+            self._hold(seq, seq.requested, audit.look(seq, batch, is_grown=is_grown))
+        if not (self._stale or changed or batch.prefills or batch.prefixes):
+            return
+        usage = self._usage = self.allocator.usage()
+        audit.check(usage)
+        num_tokens = batch.token_states
+        if self._prefix_states:  # of those that are out, the scheduler counts what they go on sharing with a prefix
+            num_tokens = batch.context_len + self._prefix_states
+            num_tokens += sum(seq.length * seq.num_streams for seq in batch.prefills)
+        self._lost = batch.token_states - num_tokens + audit.num_shared
+        self._keep(batch, usage, self._lost)
+
+    def _hold(self, seq: Sequence, requested: int, holding: Holding) -> None:
+        """What a request holds, or a prefix, which asked for so many slots."""
+        event = _Event(self._num_rows(), seq, requested, holding.empty, 1)
+        if self._events is not None:
+            self._events.append(event)
+        over, padding = event.split()
+        self._overreserved += over - self._overreserved_by.get(seq, 0)
+        self._overreserved_by[seq] = over
+        self._pad(seq, padding)
 
     def newest(self) -> dict[str, int]:
         """The pool's partition in the newest row; before the first all is free."""
@@ -227,14 +295,13 @@ class Ledger:
                     self._unfilled += siblings * (seq.granted - seq.length)
                     self._not_computed += siblings * seq.length
 
-    def _ask(self, batch: Batch) -> None:
-        """Ask the allocator for its books, and keep what most runs never have."""
-        self._usage = usage = self.allocator.usage()
+    def _keep(self, batch: Batch, usage: Usage, lost: int) -> None:
+        """Of the allocator's books, what most runs never have; ``lost`` tokens share a slot, or are out."""
         self._stale = False
         siblings = batch.num_siblings + self._new_siblings
         self._new_siblings = 0
         if self._kept or usage.cached or usage.pinned or usage.shared or siblings or self._prefix_states:
-            hidden = usage.shared - self._unfilled - self._not_computed - self._prefix_states - self._cached
+            hidden = lost - self._not_computed - self._prefix_states - self._cached
             self._cached = 0
             self._kept.append(_Kept(self._num_rows(), usage.cached, usage.pinned, usage.shared, siblings, hidden))
 
@@ -292,16 +359,11 @@ class Ledger:
         """Split again, now that every final length is known."""
         changes = np.zeros((2, self._num_rows() + 1), np.int64)
         current: dict[Sequence, tuple[int, int]] = {}
-        for row, seq, requested, granted, num_streams in sorted(self._events or (), key=lambda event: event.row):
+        for event in sorted(self._events or (), key=lambda event: event.row):
+            seq = event.seq
             over, padding = current.get(seq, (0, 0))
-            if requested is None:
-                split = over + seq.final_len, padding
-            else:
-                split = (
-                    num_streams * max(requested - seq.final_len, 0),
-                    num_streams * max(granted - max(requested, seq.final_len), 0),
-                )
-            changes[:, row] += split[0] - over, split[1] - padding
+            split = event.split() if event.requested is not None else (over + seq.final_len, padding)
+            changes[:, event.row] += split[0] - over, split[1] - padding
             current[seq] = split
         sums = changes.cumsum(axis=1)[:, :-1].astype(np.int32)
         columns["overreserved"], columns["padding"] = sums
@@ -326,6 +388,9 @@ class Ledger:
             if overreserved_by:
                 self._overreserved -= overreserved_by.pop(seq, 0)
             self._padding -= padding_by.pop(seq, 0)
+        if self._audit is not None:
+            for seq in released:
+                self._audit.release(seq)
 
     def fill(self, rows: NDArray[np.void], recomputed: NDArray[np.int64], recompute_s: NDArray[np.float64]) -> None:
         """Take the rows of a whole run of single streams, of dtype ``ROW``, instead of recording them."""

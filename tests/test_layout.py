@@ -89,7 +89,7 @@ CORE = (
     "core", "clock", "engine", "reservation", "ledger", "records", "allocators/*", "schedulers/*", "runners/base",
     "runners/simulated",
 )  # fmt: skip
-MAX_CORE_LINES = 3300
+MAX_CORE_LINES = 3400
 
 
 def test_the_core_stays_small() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,12 @@ from kvbench.memory_map.recorder import PREFIX, SPAN, Began, Ended, Recorder
 from kvbench.records import Columns, Record, write_parquet
 from kvbench.reservation import Max, OnDemand, Oracle, Pow2, Reservation
 from kvbench.schedulers.base import Scheduler
-from kvbench.schedulers.iteration_level import IterationLevel, Restore
+from kvbench.schedulers.iteration_level import IterationLevel, Restore, Victim
 from kvbench.schedulers.request_level import RequestLevel
+from tests.generous import Generous, GenerousPaged, PageEachTime
 from tests.reference_streams import StreamCosts
 from tests.simulated_streams import Drawn, random_requests, simulated, with_prefixes
+from tests.token_by_token import TokenByToken
 
 MAX_MODEL_LEN = 200
 
@@ -138,6 +141,45 @@ def test_the_map_is_the_ledger_in_places(name: str, tmp_path: Path) -> None:
         assert ({Began.COPIED, Began.FORKED} <= began.keys()) == ("cow" in name)
         assert (Ended.LEFT in ended) == ("cow" in name)
         assert (Ended.SWAPPED in ended, Began.RETURNED in began) == ("nohost" not in name,) * 2
+
+
+PLUG_INS: dict[str, Callable[[int, int], Allocator]] = {
+    "half as much again": Generous,
+    "three times as much": lambda num_slots, size: Generous(num_slots, size, 3.0),
+    "token by token": lambda num_slots, size: Generous(num_slots, size, 1.5, 1),
+    "some tokens": lambda num_slots, size: Generous(num_slots, size, 2.0, 7),
+    "a page each time": PageEachTime,
+    "shares and swaps": GenerousPaged,
+    "paged, but not kvbench's": TokenByToken,
+}
+
+
+@pytest.mark.parametrize("name", PLUG_INS)
+def test_the_ledger_is_the_map_of_every_plug_in(name: str, tmp_path: Path) -> None:
+    """Whatever it grants ahead of need, and whatever of that it promises."""
+    rng = random.Random(name)
+    num_grown = 0
+    reserving: list[Reservation] = [Max(), Pow2(), Oracle()]
+    victims: list[Victim] = ["newest", "oldest", "largest"]
+    for number in range(12):
+        requests = random_requests(rng)
+        if number % 3 == 2:
+            requests = with_prefixes(rng, requests)
+        block_size = rng.choice([1, 4, 16])
+        allocator = PLUG_INS[name](rng.randint(8, 60) * 16 + 5, block_size)
+        scheduler: Scheduler = IterationLevel(allocator, OnDemand(), MAX_MODEL_LEN, victim=rng.choice(victims))
+        if number % 4 == 3:
+            scheduler = IterationLevel(allocator, rng.choice(reserving), MAX_MODEL_LEN)
+        record, found, snapshots = mapped(tmp_path, scheduler, requests, may_stop_early=number % 2 == 1)
+        assert_true(record, found, snapshots)
+        num_grown += found.spans["began"].tolist().count(Began.GROWN)
+    assert num_grown > 20
+    for reservation in reserving:
+        requests = [Request(index, 0.1 * index, 10 + index, rng.randint(1, 40)) for index in range(9)]
+        scheduler = RequestLevel(PLUG_INS[name](3000, 16), reservation, MAX_MODEL_LEN, 3)
+        record, found, snapshots = mapped(tmp_path, scheduler, requests)
+        assert_true(record, found, snapshots)
+        assert Ended.HELD in found.spans["ended"]
 
 
 def test_a_batch_that_ends_together_holds_what_has_finished(tmp_path: Path) -> None:

@@ -72,11 +72,18 @@ class Allocator(Protocol):
         ...
 
     def append(self, seqs: Collection[Hashable], copies: list[BlockCopy]) -> int:
-        """Make the next token of each sequence writable; all of them have filled their room. Needs GROW.
+        """Make the next token of each sequence writable. Needs GROW.
+
+        Each has written as many tokens as it was told that it can: those of its grant, and of every answer since. So
+        the allocator knows how many there are. Where it answered less than it had granted, slots of the sequence are
+        still empty, and it needs no more: one that grants more at every call fills the pool with what nobody writes.
+
+        Sequences that were forked are asked together with the streams of their request, and may be asked before they
+        have written all that they can. The answer then counts from their last token all the same.
 
         Returns:
-            How many tokens each of them can write before it has to ask again (the smallest, at least 1).
-            ``1`` is always a correct answer, merely a slow one.
+            How many tokens each of them can write before it has to ask again (the smallest, at least 1). An answer
+            of ``1`` is correct as long as there is a slot for that token; it is asked again in the next step.
 
         Work for the runner is added to ``copies``: a shared block that is about to be written is copied first.
 
@@ -161,6 +168,20 @@ class Allocator(Protocol):
     def usage(self) -> Usage:
         """The books, in O(1)."""
         ...
+
+
+def is_plug_in(allocator: Allocator) -> bool:
+    """Whether its class is none of kvbench's: what it answers is then checked while it runs."""
+    return not type(allocator).__module__.startswith("kvbench.")
+
+
+def broken_protocol(allocator: Allocator, said: str) -> KvbenchError:
+    """The error that a plug-in's answer is: who answered, what, and how to test it."""
+    kind = type(allocator)
+    return KvbenchError(
+        f"allocator {kind.__module__}.{kind.__qualname__} breaks the protocol: {said}; "
+        f"test it by python -m kvbench.verify {kind.__module__}:{kind.__qualname__}"
+    )
 
 
 class FixedGrant:

@@ -117,7 +117,8 @@ class Forks:
         size = allocator.block_size
         for parent, child in pairs:
             sources, targets = allocator.slots(parent), allocator.slots(child)
-            copies += [BlockCopy(sources[i], targets[i], size) for i in range(0, len(sources), size)]
+            both = min(len(sources), len(targets))  # one may hold more than was asked for
+            copies += [BlockCopy(sources[i], targets[i], min(size, both - i)) for i in range(0, both, size)]
 
     def _grant(self, stream: Sequence) -> tuple[int, int]:
         """First slot and length of a contiguous grant."""

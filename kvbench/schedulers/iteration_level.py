@@ -216,7 +216,11 @@ class IterationLevel:
             return self._serve_in_order(cohort, copies)
         gained = 0
         for seq in list(pending):  # one call each: room is that of the fullest of a call
+            if not allocator.can_append(seq.num_streams):  # one that is not ours may have granted others ahead
+                return self._serve_in_order(cohort, copies)
             self._part(seq, seq in cohort, copies)
+        if streams and not allocator.can_append(len(streams)):
+            return self._serve_in_order(cohort, copies)
         if streams:
             gained = allocator.append(streams, copies)
             self._calendar.file(cohort, self.step + gained)
@@ -226,8 +230,8 @@ class IterationLevel:
         """The same request by request, in service order, because memory is short."""
         allocator, running, pending = self.allocator, self.running, self._forks.pending
         grown: list[Sequence] = []
+        rooms: list[int] = []
         preempted: list[Sequence] = []
-        gained = 0
         unserved = dict(running)
         for seq in list(running):
             while seq in running and not allocator.can_append(seq.num_streams):
@@ -238,12 +242,9 @@ class IterationLevel:
             if seq in pending:
                 self._part(seq, seq in cohort, copies)
             if seq in cohort:
-                room = allocator.append(seq.streams, copies)
-                gained = min(gained, room) if grown else room
+                rooms.append(allocator.append(seq.streams, copies))
                 grown.append(seq)
-        if cohort:
-            self._calendar.file(cohort, self.step + gained)
-        return grown, gained, preempted
+        return grown, self._file(cohort, grown, rooms) if cohort else 0, preempted
 
     def _grow_in_order(self, cohort: Cohort, copies: list[BlockCopy]) -> Served:
         """The same where every request has one stream and the newest is the victim: only the cohort is looked at.
@@ -255,21 +256,28 @@ class IterationLevel:
         allocator, running = self.allocator, self.running
         due = [seq for seq in running if seq in cohort]
         grown: list[Sequence] = []
+        rooms: list[int] = []
         preempted: list[Sequence] = []
-        gained = 0
         if not allocator.can_append(1):
             preempted.append(self._preempt())
         for seq in due:
             if seq not in cohort:  # it was preempted, and so was everyone after it
                 break
-            room = allocator.append((seq,), copies)
-            gained = min(gained, room) if grown else room
+            rooms.append(allocator.append((seq,), copies))
             grown.append(seq)
             if not allocator.can_append(1) and seq is not next(reversed(running)):
                 preempted.append(self._preempt())
-        if cohort:
-            self._calendar.file(cohort, self.step + gained)
-        return grown, gained, preempted
+        return grown, self._file(cohort, grown, rooms) if cohort else 0, preempted
+
+    def _file(self, cohort: Cohort, grown: Seq[Sequence], rooms: Seq[int]) -> int:
+        """Each asks again when it has filled its own room, those with the least of it together; returns how much."""
+        least = min(rooms, default=0)
+        if least != max(rooms, default=0):
+            for seq, room in zip(grown, rooms, strict=True):
+                if room != least:
+                    self._calendar.add(seq, self.step + room)
+        self._calendar.file(cohort, self.step + least)
+        return least
 
     def _part(self, seq: Sequence, is_due: bool, copies: list[BlockCopy]) -> None:
         """Let the streams of a request part, and come back when those that did have filled their room."""
@@ -414,7 +422,7 @@ class IterationLevel:
         granted = self._prefixes.share(seq, copies) if seq.num_cached else allocator.allocate(seq, seq.requested)
         for sibling in seq.siblings:
             if seq.num_prefills > 1:
-                allocator.allocate(sibling, seq.requested)
+                granted = min(granted, allocator.allocate(sibling, seq.requested))
             else:
                 allocator.fork(seq, sibling, seq.length)
         if seq.siblings and seq.num_prefills == 1 and granted > seq.length:
