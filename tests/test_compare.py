@@ -14,6 +14,7 @@ from kvbench.core import KvbenchError
 from kvbench.figures import comparison, replications, style
 from kvbench.figures.typeset import Table
 from kvbench.results import write_json
+from tests.drawn import assert_nothing_is_cut
 from tests.synthetic_results import Row, write_results
 
 RATES = (1, 2)
@@ -292,6 +293,31 @@ def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
         for each in comparison.series(compare.select([str(path) for path in tmp_path.glob("*/mine")]), "request_rate")
     ]
     assert sorted(labels) == [f"vLLM, {tmp_path / parent / 'mine'}" for parent in ("a", "b")]
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("y", ["normalized_latency_mean_s", "free_pct"])
+def test_long_names_are_neither_cut_nor_confused(tmp_path: Path, y: str, wide: bool) -> None:
+    names = ["orca_max[reservation=oracle,allocator=myalloc.bestfit.BestFit]"]
+    names += [f"vllm[allocator={module}.F]" for module in "ab"]
+    rates = RATES if y == "normalized_latency_mean_s" else RATES[:1]
+    write_results(
+        tmp_path,
+        [
+            {"system": name, "request_rate": rate, "normalized_latency_mean_s": 0.1 * rate, "free_pct": 5.0}
+            for name in names
+            for rate in rates
+        ],
+    )
+    frame = compare.select([str(tmp_path)])
+    x = comparison.axis(frame)
+    assert_nothing_is_cut(comparison.draw(frame, x, y, width_in=style.PAGE_IN if wide else style.COLUMN_IN))
+    labels = {row[0] for row in comparison.table(frame, x).rows}
+    assert labels == {
+        "Orca (Max) [reservation=oracle,allocator=BestFit]",
+        "vLLM [allocator=a.F]",
+        "vLLM [allocator=b.F]",
+    }
 
 
 def test_tables_are_escaped() -> None:

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
+from matplotlib.path import Path as MarkerPath
 
-from kvbench.figures import style
+from kvbench.figures import capacity, fig_throughput, frames, latency, style
 from kvbench.figures.experiment import draw
 from kvbench.paper.claims import Claim, Verdict
 from kvbench.results import Results
@@ -351,6 +353,60 @@ def test_segments_follow_the_paper_s_buckets(tmp_path: Path) -> None:
     found = module("fig_memory_waste").segments(results.summary[results.summary["system"] == "orca_pow2"])
     assert found["external"] == pytest.approx(100 - 26.8 - 17.9 - 13.6)  # padding and free
     assert found["allocated"] == pytest.approx(26.8 + 17.9 + 13.6 + 2.0)
+
+
+def test_a_curve_that_leaves_the_axes_is_marked_as_no_system_is(tmp_path: Path) -> None:
+    figure = fig_throughput.draw(write_results(tmp_path, throughput_rows()))["fig_throughput"]
+    [entry] = [text for legend in figure.legends for text in legend.get_texts() if "leaves" in text.get_text()]
+    markers = {look.marker for look in style.looks([*style.SYSTEMS, *"abcde"]).values()}
+    named = latency.leaves_the_axes().get_marker()
+    drawn = [line.get_marker() for axes in figure.axes for line in axes.lines if line.get_clip_on() is False]
+    arrows = [marker for marker in drawn if isinstance(marker, MarkerPath)]
+    assert entry.get_text() == "leaves the axes"
+    assert isinstance(named, MarkerPath)
+    assert {str(marker) for marker in drawn if not isinstance(marker, MarkerPath)} <= markers
+    assert {np.ptp(marker.vertices, axis=0).tobytes() for marker in arrows} == {
+        np.ptp(named.vertices, axis=0).tobytes()
+    }
+
+
+def test_sources_with_commas_can_be_told_apart(tmp_path: Path) -> None:
+    """In what every figure says below, in what obstructs a claim, and in the tables of a comparison."""
+    sources = ["Alpaca, a sample of its pairs", "ShareGPT, drawn from the paper's histogram"]
+    summary = write_results(tmp_path, [{"workload_source": each} for each in sources]).summary
+    said = "; ".join(sources)
+    assert f"Lengths: {said}." in frames.footnote(summary)
+    assert frames.other_lengths(summary, "sharegpt") == f"lengths: {said}"
+
+
+def test_capacities_stand_above_what_traces_gave_and_speak_in_words(tmp_path: Path) -> None:
+    searched = {"metric": "normalized_latency_mean_s", "threshold": 0.5}
+    rows = [
+        {"system": system, "repeat": repeat, "capacity_req_per_s": rate, "trace_capacity_req_per_s": rate, **searched}
+        for system, rate in (("vllm", 2.0), ("orca_max[allocator=mine.BestFit,reservation=oracle]", 1.0))
+        for repeat in range(3)
+    ]
+    figure = capacity.draw(write_results(tmp_path, rows))["capacity"]
+    [axes] = figure.axes
+    below = [line for line in axes.lines if line.get_markerfacecolor() == "none"]
+    assert [float(np.asarray(bars.lines[0].get_ydata())[0]) for bars in axes.containers] == [0, 1]
+    assert [float(np.asarray(line.get_ydata())[0]) for line in below] == pytest.approx([0.3, 1.3])
+    assert all(line.get_markersize() < 4 for line in below)
+    assert axes.get_title() == "OPT-13B, A100-40GB, ShareGPT"
+    assert "Mean normalized latency at most 0.5 s/token." in figure.texts[0].get_text().replace("\n", " ")
+    assert_nothing_is_cut(figure)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("opt_175b", "a100_80gb_x8", "alpaca"), "OPT-175B, 8x A100-80GB, Alpaca"),
+        (("llama_13b", "h200", "sharegpt_chat"), "LLaMA-13B, h200, sharegpt chat"),
+        (("mine", "local", "fixed"), "mine, local, fixed"),
+    ],
+)
+def test_settings_are_written_as_people_do(names: tuple[str, str, str], said: str) -> None:
+    assert frames.setting(*names) == said
 
 
 def test_looks_differ_in_colour_marker_and_line() -> None:

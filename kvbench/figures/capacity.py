@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kvbench.figures import replications, style
-from kvbench.figures.frames import footnote, select, systems
+from kvbench.figures import comparison, replications, style
+from kvbench.figures.frames import footnote, select, setting, systems
 from kvbench.figures.terminal import aligned
 from kvbench.metrics import METRICS
 from kvbench.paper.claims import Claim
@@ -17,19 +18,23 @@ from kvbench.statistics import named
 
 CAPACITY = "capacity_req_per_s"
 ON_THE_TRACE = "trace_capacity_req_per_s"
+_BELOW = 0.3
+"""Of a row's height: so far below it stands what the traces gave."""
 SETTING = ["panel", "model", "hardware", "workload", "metric", "threshold", "slo_ttft_s", "slo_tpot_s", "duration_s"]
 """Columns that rows have in common where systems are compared."""
 
 
 def draw(results: Results) -> dict[str, Figure]:
-    """One row for each system, settings below each other: its capacity, the interval, hollow what the traces gave."""
+    """One row for each system, settings below each other: its capacity with the interval; hollow what traces gave."""
     settings = _settings(results.summary)
     if not settings:
         return {}
     count = sum(len(systems(rows)) for rows in settings)
     with style.context():
-        hollow = "Hollow: as read on the traces, not corrected"
-        note = footnote(results.summary, _criterion(results.summary), _meaning(results.summary), hollow)
+        hollow = "Hollow, below: as read on the traces, not corrected"
+        criterion = _criterion(results.summary)
+        criterion = criterion[:1].upper() + criterion[1:]
+        note = footnote(results.summary, criterion, _meaning(results.summary), hollow)
         figure = style.new_figure(style.COLUMN_IN, 0.35 + 0.22 * count + 0.3 * len(settings), note)
         heights = [len(systems(rows)) for rows in settings]
         grid = figure.subplots(len(settings), 1, squeeze=False, sharex=True, height_ratios=heights)
@@ -42,9 +47,10 @@ def draw(results: Results) -> dict[str, Figure]:
                     continue
                 error = [[found.value - found.low], [found.high - found.value]]
                 axes.errorbar(found.value, place, xerr=error, color=look.color, marker=look.marker, capsize=2)
-                style.plot_hollow(axes, [(trace.value, place)], look.color, look.marker, size=6)
-            axes.set_yticks(range(len(looks)), [look.label for look in looks.values()])
-            axes.set_ylim(len(looks) - 0.5, -0.5)
+                style.plot_hollow(axes, [(trace.value, place + _BELOW)], look.color, look.marker, size=3.5)
+            names = [style.wrapped(look.label, 0.45 * style.COLUMN_IN) for look in looks.values()]
+            axes.set_yticks(range(len(looks)), names)
+            axes.set_ylim(len(looks) - 0.4, -0.5)
             axes.margins(x=0.08)
             axes.set_xlim(left=0)
             axes.set_title(_title(rows))
@@ -85,7 +91,7 @@ def _settings(summary: pd.DataFrame) -> list[pd.DataFrame]:
 
 def _title(rows: pd.DataFrame) -> str:
     row = rows.iloc[0]
-    return f"{row['model']} on {row['hardware']}, {row['workload']}"
+    return setting(row["model"], row["hardware"], row["workload"])
 
 
 def _criterion(summary: pd.DataFrame) -> str:
@@ -93,8 +99,15 @@ def _criterion(summary: pd.DataFrame) -> str:
     found = []
     for metric, threshold in dict.fromkeys(zip(summary["metric"], summary["threshold"], strict=True)):
         unit = METRICS[metric].unit
-        found.append(f"{metric} {'at least' if unit == '%' else 'at most'} {threshold:g} {unit}")
+        found.append(f"{_in_words(metric)} {'at least' if unit == '%' else 'at most'} {threshold:g} {unit}")
     return "; ".join(found)
+
+
+def _in_words(metric: str) -> str:
+    """Which number of what: "mean normalized latency"."""
+    words = comparison.in_words(metric)
+    what, _, which = words.rpartition(" ")
+    return f"{which} {what}" if re.fullmatch(r"mean|p\d+", which) else words
 
 
 def _meaning(summary: pd.DataFrame) -> str:

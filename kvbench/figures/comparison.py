@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,11 +88,13 @@ def draw(frame: pd.DataFrame, x: str | None, y: str, *more: str, width_in: float
     """
     found = series(frame, x)
     with style.context():
-        height_in = 2.0 + 0.14 * len(found) if x else 0.55 + 0.22 * len(found)
+        names = [style.wrapped(each.label, 0.45 * width_in) for each in found]
+        height_in = 2.0 + 0.14 * len(found) if x else 0.55 + 0.22 * len("\n".join(names).splitlines())
         figure = style.new_figure(width_in, height_in, _note(frame, *more))
         axes = figure.subplots()
         if x is None:
             _draw_values(axes, found, y)
+            axes.set_yticks(range(len(found)), names)
             axes.set_xlabel(titled(y), loc="right")
             return figure
         curves = [curve(each.rows, x, y) for each in found]
@@ -109,7 +112,7 @@ def draw(frame: pd.DataFrame, x: str | None, y: str, *more: str, width_in: float
         axes.set_xlabel(titled(x))
         axes.set_ylabel(titled(y))
         handles = style.legend({each.label: each.look._replace(label=each.label) for each in found})
-        figure.legend(handles=handles, loc="outside upper center", ncols=1 if width_in < style.PAGE_IN else 2)
+        style.put_legend(figure, handles, 1 if width_in < style.PAGE_IN else 2)
         return figure
 
 
@@ -150,12 +153,17 @@ def table(
 def titled(column: str) -> str:
     """A column as the title of an axis, with its unit."""
     unit = SUMMARY[column].unit if column in SUMMARY else ""
+    words = in_words(column)
+    return words[:1].upper() + words[1:] + (f" ({unit})" if unit else "")
+
+
+def in_words(column: str) -> str:
+    """What a column holds, without its unit."""
     words = column
     for suffix in ("_pct", "_bytes", "_req_per_s", "_tok_per_s", "_s"):
         words = words.removesuffix(suffix)
     words = words.removeprefix("num_").replace("_", " ")
-    words = words.replace("ttft", "TTFT").replace("tpot", "TPOT")
-    return words[:1].upper() + words[1:] + (f" ({unit})" if unit else "")
+    return words.replace("ttft", "TTFT").replace("tpot", "TPOT").replace("slo ", "SLO ")
 
 
 def _note(frame: pd.DataFrame, *more: str) -> str:
@@ -172,8 +180,13 @@ def _grouped(frame: pd.DataFrame, x: str | None) -> list[tuple[dict[str, str], p
     names = [Path(folder).name for folder in folders]
     if len(set(names)) == len(names):
         frame = frame.assign(results=frame["results"].map(dict(zip(folders, names, strict=True))))
+    looks = style.looks(frame["system"])
+    words = {"system": lambda system: looks[system].label}
     groups = frame.groupby(keys, sort=False, dropna=False, observed=True)
-    return [({key: _word(key, cell) for key, cell in zip(keys, cells, strict=True)}, rows) for cells, rows in groups]
+    return [
+        ({key: words.get(key, partial(_word, key))(cell) for key, cell in zip(keys, cells, strict=True)}, rows)
+        for cells, rows in groups
+    ]
 
 
 def _asked(frame: pd.DataFrame) -> pd.DataFrame:
@@ -203,8 +216,6 @@ def _vary(pairs: Sequence[tuple[str | None, str]]) -> bool:
 def _word(key: str | None, cell: Any) -> str:
     if pd.isna(cell):
         return "-"
-    if key == "system":
-        return style.looks([cell])[cell].label
     if key == "kv_cache_bytes":
         return f"{cell / 2**30:.4g} GiB"
     return f"{cell:g}" if isinstance(cell, int | float) else str(cell)
@@ -255,6 +266,5 @@ def _draw_values(axes: Any, found: Sequence[Series], y: str) -> None:
         middle = estimate.value if isinstance(estimate, Interval) else estimate
         error = [[middle - estimate.low], [estimate.high - middle]] if isinstance(estimate, Interval) else None
         axes.errorbar(middle, place, xerr=error, color=each.look.color, marker=each.look.marker, capsize=2)
-    axes.set_yticks(range(len(found)), [each.label for each in found])
     axes.set_ylim(len(found) - 0.5, -0.5)
     axes.set_xlim(left=0)

@@ -42,7 +42,7 @@ def draw(results: Results) -> dict[str, Figure]:
             Patch(facecolor=style.GREY, hatch=hatch, edgecolor="white", label=f"{way(summary)}, {duration_s:g} s trace")
             for duration_s, hatch in zip(durations, cycle(HATCHES), strict=False)
         ]
-        figure.legend(handles=[*kinds, style.hollow(bars.MARKER)], loc="outside upper center", ncols=len(kinds) + 1)
+        style.put_legend(figure, [*kinds, style.hollow(bars.MARKER)], len(kinds) + 1)
     return {"fig_batched_requests": figure}
 
 

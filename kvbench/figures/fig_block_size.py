@@ -44,7 +44,7 @@ def draw(results: Results) -> dict[str, Figure]:
             _draw_panel(axes, name, curves)
         looks = {kind: look for kind, look in LOOKS.items() if any(kind in curves for curves in panels.values())}
         handles = [*style.legend(looks), style.hollow("o")]
-        figure.legend(handles=handles, loc="outside upper center", ncols=3 if len(panels) > 1 else 1)
+        style.put_legend(figure, handles, 3 if len(panels) > 1 else 1)
     return {"fig_block_size": figure}
 
 

@@ -110,7 +110,7 @@ def draw(results: Results) -> dict[str, Figure]:
             style.hollow("o", "Poisson arrivals"),
             Patch(facecolor="#e6e6e6", edgecolor="none", label=f"\N{PLUS-MINUS SIGN}{TOLERANCE_PCT:g} %"),
         ]
-        figure.legend(handles=handles, loc="outside upper center", ncols=4)
+        style.put_legend(figure, handles, 4)
     return {"fig_fidelity": figure}
 
 
@@ -220,7 +220,7 @@ def _frame(axes: Axes, label: str, ends: list[float]) -> None:
 
 def _footnote(summary: pd.DataFrame) -> str:
     def words(rows: pd.DataFrame, column: str) -> str:
-        return ", ".join(sorted(set(rows[column].dropna().astype(str)))) or "none"
+        return "; ".join(sorted(set(rows[column].dropna().astype(str)))) or "none"
 
     return (
         f"Real: {words(summary, 'model')}, measured on {words(measured(summary), 'device')}; median of the runs, "

@@ -56,7 +56,7 @@ def draw(results: Results) -> dict[str, Figure]:
             Line2D([], [], color=color, marker=marker, label=f"{which} length")
             for which, (color, marker) in LOOKS.items()
         ]
-        figure.legend(handles=[*handles, style.hollow("o")], loc="outside upper center", ncols=3)
+        style.put_legend(figure, [*handles, style.hollow("o")], 3)
     return {"fig_lengths": figure}
 
 

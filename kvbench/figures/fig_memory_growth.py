@@ -51,7 +51,7 @@ def draw(results: Results) -> dict[str, Figure]:
         lower.set_xlabel("Requests in the batch")
         lower.set_xlim(left=0)
         handles = style.legend(looks)
-        figure.legend(handles=[*handles, style.hollow("o")], loc="outside upper center", ncols=len(handles) + 1)
+        style.put_legend(figure, [*handles, style.hollow("o")], len(handles) + 1)
     return {"fig_memory_growth": figure}
 
 

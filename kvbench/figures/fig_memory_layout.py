@@ -47,7 +47,7 @@ def draw(results: Results) -> dict[str, Figure]:
         axes.set_ylim(0, 100)
         axes.set_ylabel("Share of the GPUs' memory (%)")
         axes.grid(visible=False, axis="x")
-        figure.legend(handles=bars.legend(list(PARTS.values())), loc="outside upper center", ncols=3)
+        style.put_legend(figure, bars.legend(list(PARTS.values())), 3)
     return {"fig_memory_layout": figure}
 
 

@@ -82,7 +82,7 @@ def draw_groups(
         handles = bars.legend(list(PARTS.values()))
         if not papers:
             handles.pop()
-        figure.legend(handles=handles, loc="outside upper center", ncols=3 if is_narrow else 5)
+        style.put_legend(figure, handles, 3 if is_narrow else 5)
     return figure
 
 

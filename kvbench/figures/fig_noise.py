@@ -147,7 +147,7 @@ def draw(results: Results) -> dict[str, Figure]:
         handles += [Line2D([], [], color=style.INK, marker="_", linestyle="none", label="one seed")]
         handles += [Line2D([], [], color=style.INK, marker="o", linestyle="none", label="the paper's seed")]
         handles += [style.hollow("D")]
-        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+        style.put_legend(figure, handles, len(handles))
     return {"fig_noise": figure}
 
 

@@ -55,7 +55,7 @@ def draw(results: Results) -> dict[str, Figure]:
         right.set_title(f"KV budget of {shown:g}")
         right.grid(visible=False, axis="x")
         handles = [*style.legend(looks), *bars.legend(list(parts.values()))[:-1]]  # no paper beside these bars
-        figure.legend(handles=handles, loc="outside upper center", ncols=5)
+        style.put_legend(figure, handles, 5)
     return {"fig_offline_throughput": figure}
 
 

@@ -68,7 +68,7 @@ def draw(results: Results) -> dict[str, Figure]:
         ]
         if max(summary[LATENCY]) > TOP * threshold_s:
             handles.append(latency.leaves_the_axes())
-        figure.legend(handles=handles, loc="outside upper center", ncols=4)
+        style.put_legend(figure, handles, 4)
     return {"fig_online_latency": figure}
 
 

@@ -29,7 +29,7 @@ def draw(results: Results) -> dict[str, Figure]:
     """A panel for samples and one for beams, a pair of bars for each number of them."""
     summary = results.summary
     real = measured(summary)
-    sources = ", ".join(sorted(set(summary["workload_source"].dropna())))
+    sources = "; ".join(sorted(set(summary["workload_source"].dropna())))
     notes = [
         *([where(real)] if len(real) else []),
         "Simulated: the same requests in as many slots, beams as in recorded searches of the model, drawn 8 times",

@@ -57,7 +57,7 @@ def draw(results: Results) -> dict[str, Figure]:
         for axes in (left, *others):
             axes.set_ylabel("Time (ms)")
         handles = [*style.legend(LOOKS), style.hollow("o")]
-        figure.legend(handles=handles, loc="outside upper center", ncols=5 if timed else 3)
+        style.put_legend(figure, handles, 5 if timed else 3)
     return {"fig_swap_microbenchmark": figure}
 
 

@@ -47,7 +47,7 @@ def draw(results: Results) -> dict[str, Figure]:
         lower.set_ylim(bottom=0)
         lower.set_ylabel("Lost to\npreemption (s)")
         handles = [*style.legend({kind: LOOKS[kind] for kind in curves}), style.hollow("o")]
-        figure.legend(handles=handles, loc="outside upper center", ncols=3)
+        style.put_legend(figure, handles, 3)
     return {"fig_swap_vs_recompute": figure}
 
 

@@ -50,7 +50,7 @@ def draw(results: Results) -> dict[str, Figure]:
             latency.draw_panel(axes, f"({letter}) {TITLES.get(letter, letter)}", curves(part), {})
         for axes in grid[:, 0]:
             axes.set_ylabel("Normalized latency\n(s/token)")
-        figure.legend(handles=handles, loc="outside upper center", ncols=2 if columns == 1 else 6)
+        style.put_legend(figure, handles, 2 if columns == 1 else 6)
     return {"fig_traces": figure}
 
 

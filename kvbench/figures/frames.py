@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,8 @@ PAPERS_PAIRS = {
     "wmt16": "WMT16 English-German",
 }
 """Workload -> the source whose lengths are the paper's own."""
+_NAMES = {"opt": "OPT", "llama": "LLaMA", "sharegpt": "ShareGPT", "alpaca": "Alpaca", "wmt16": "WMT16"}
+"""How models and workloads are written."""
 PUBLIC = ("sharegpt",)
 """Those of them that anybody can have; of the others only stand-ins can be compared."""
 
@@ -88,10 +91,20 @@ def obstacle(rows: pd.DataFrame, **conditions: Any) -> str | None:
     return difference(rows, "the expectation's", **conditions) if len(rows) else None
 
 
+def setting(model: str, hardware: str, workload: str) -> str:
+    """What was served, where, and with which requests, as the paper writes it: "OPT-13B, A100-40GB, ShareGPT"."""
+    family, _, size = model.partition("_")
+    if family in _NAMES:
+        model = f"{_NAMES[family]}-{size.upper()}"
+    if gpus := re.fullmatch(r"([a-z]+\d+)_(\d+gb)(?:_x(\d+))?", hardware):
+        hardware = f"{gpus[3]}x " * bool(gpus[3]) + f"{gpus[1]}-{gpus[2]}".upper()
+    return f"{model}, {hardware}, {_NAMES.get(workload, workload.replace('_', ' '))}"
+
+
 def other_lengths(rows: pd.DataFrame, workload: str) -> str | None:
     """Where the requests' lengths come from, if they are not the paper's own."""
     sources = sorted(set(rows["workload_source"].dropna()))
-    return None if sources == [PAPERS_PAIRS.get(workload)] else f"lengths: {', '.join(sources)}"
+    return None if sources == [PAPERS_PAIRS.get(workload)] else f"lengths: {'; '.join(sources)}"
 
 
 def noted(claim: Claim, what: str | None) -> Claim:
@@ -126,7 +139,8 @@ def where(rows: pd.DataFrame) -> str:
 
 def footnote(rows: pd.DataFrame, *more: str) -> str:
     """What a reader must know of every number shown: simulated or not, with which costs, from which workload."""
-    costs, sources = (_words(sorted(set(rows[column].dropna()))) for column in ("costs", "workload_source"))
+    costs, sources = (sorted(set(rows[column].dropna())) for column in ("costs", "workload_source"))
     how = way(rows)
-    parts = [f"{how.capitalize()} (costs: {costs})" if len(simulated(rows)) else f"Run by {how}", f"Lengths: {sources}"]
+    parts = [f"{how.capitalize()} (costs: {_words(costs)})" if len(simulated(rows)) else f"Run by {how}"]
+    parts.append(f"Lengths: {'; '.join(sources)}")  # a source has commas of its own
     return ". ".join([*parts, *more]) + "."

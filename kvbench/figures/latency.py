@@ -8,6 +8,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.path import Path
+from matplotlib.transforms import Affine2D
 
 from kvbench.figures import style
 from kvbench.figures.frames import Pairs
@@ -16,6 +18,8 @@ from kvbench.paper.points import Curve, Kind
 
 TOP_S = 1.0
 """Top of the axis (s/token), as in the paper."""
+_ARROW = Path([(-0.12, 0), (-0.12, 0.5), (-0.35, 0.5), (0, 1), (0.35, 0.5), (0.12, 0.5), (0.12, 0), (-0.12, 0)])
+"""A marker that no system has; it stands on its point."""
 
 
 def draw_panel(
@@ -23,7 +27,7 @@ def draw_panel(
 ) -> None:
     """Measured curves as filled markers and lines, the paper's measurements as hollow markers.
 
-    A curve that goes on above the axis gets a triangle where it leaves.
+    A curve that goes on above the axis gets an arrow where it leaves.
 
     Args:
         axes: drawn into.
@@ -70,15 +74,15 @@ def draw_bands(
 
 
 def _mark_exit(axes: Axes, points: Pairs, color: str, top_s: float, *, filled: bool) -> list[float]:
-    """A triangle where a curve leaves the axes; the rate there, if there is one."""
+    """An arrow where a curve leaves the axes; the rate there, if there is one."""
     leaves = crossing(points, top_s).rate
     if leaves is not None:
         axes.plot(
             [leaves],
             [top_s],
             color=color,
-            marker=6 if filled else "^",  # 6: a triangle that stands on the point
-            markersize=3.5 if filled else 6,
+            marker=_ARROW,
+            markersize=7,
             markerfacecolor=color if filled else "none",
             markeredgewidth=0.7,
             clip_on=False,
@@ -106,5 +110,6 @@ def legend(systems: Iterable[str], way: str, *, has_bands: bool = False) -> list
 
 
 def leaves_the_axes() -> Artist:
-    """A legend's entry for the triangles."""
-    return Line2D([], [], color=style.GREY, marker=6, linestyle="none", markersize=4, label="leaves the axes")
+    """A legend's entry for the arrows."""
+    arrow = _ARROW.transformed(Affine2D().translate(0, -0.5))
+    return Line2D([], [], color=style.GREY, marker=arrow, linestyle="none", markersize=5, label="leaves the axes")

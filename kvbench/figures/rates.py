@@ -176,7 +176,7 @@ def draw(results: Results, panels: Iterable[PanelRates]) -> Figure | None:
             latency.draw_bands(axes, panel.bands, panel.unstable)
         for axes in grid[:, 0]:
             axes.set_ylabel("Normalized latency\n(s/token)")
-        figure.legend(handles=handles, loc="outside upper center", ncols=legend_columns)
+        style.put_legend(figure, handles, legend_columns)
     return figure
 
 

@@ -67,7 +67,7 @@ def draw(summary: pd.DataFrame, kinds: Mapping[str, Bars], footnote: str) -> Fig
     handles = [Patch(facecolor=b.color, hatch=b.hatch, edgecolor="white", label=label) for label, b in looks.items()]
     papers = [style.hollow(bars.MARKER)] if any(each.papers for each in there.values()) else []
     columns = len(handles) + len(papers) if len(panels) > 1 else 2
-    figure.legend(handles=[*handles, *papers], loc="outside upper center", ncols=columns)
+    style.put_legend(figure, [*handles, *papers], columns)
     return figure
 
 

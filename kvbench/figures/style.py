@@ -6,8 +6,11 @@ in grey can be read. Figures are made without pyplot: they keep no global state.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -98,15 +101,22 @@ _OTHERS: list[tuple[str, str, LineStyle]] = [
     (GREY, "h", (0, (1, 2))),
     ("#332288", "*", (0, (7, 2))),
 ]
+_MODULE = re.compile(r"(?<==)(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
+"""The module of a class that a system's name gives."""
 _OF_RUNS: tuple[LineStyle, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
 
 def looks(systems: Iterable[str]) -> dict[str, Look]:
-    """A look for each system: the known ones first, then the others (``vllm[reservation=max]``) by alphabet."""
+    """A look for each system: the known ones first, then the others (``vllm[reservation=max]``) by alphabet.
+
+    Classes are called without their modules where that tells the systems apart.
+    """
     present = set(systems)
     found = {system: look for system, look in SYSTEMS.items() if system in present}
-    for index, system in enumerate(sorted(present - set(SYSTEMS))):
-        preset, bracket, axes = system.partition("[")
+    others = sorted(present - set(SYSTEMS))
+    short = [_MODULE.sub("", system) for system in others]
+    for index, (system, name) in enumerate(zip(others, short, strict=True)):
+        preset, bracket, axes = (name if short.count(name) == 1 else system).partition("[")
         label = (SYSTEMS[preset].label if preset in SYSTEMS else preset) + (f" [{axes}" if bracket else "")
         found[system] = Look(label, *_OTHERS[index % len(_OTHERS)])
     return found
@@ -162,15 +172,83 @@ def new_figure(width_in: float, height_in: float, footnote: str = "") -> Figure:
 
 def _wrapped(text: str, width_pt: float) -> list[str]:
     """Lines of small print that are at most so wide."""
-    font = FontProperties(size=_NOTE_PT)
+    return _lines([f"{word} " for word in text.split()], width_pt, _NOTE_PT)
+
+
+def wrapped(label: str, width_in: float) -> str:
+    """A name on lines that are at most so wide: broken after commas and spaces, within a word only where it must be."""
+    width_pt = 72 * width_in
+    pieces: list[str] = []
+    for word in re.findall(r"[^ ,]+[ ,]*|[ ,]+", label):
+        rest = word
+        while _width_pt(rest.rstrip()) > width_pt and len(rest) > 1:
+            fits = next(end for end in range(len(rest) - 1, 0, -1) if end == 1 or _width_pt(rest[:end]) <= width_pt)
+            pieces.append(rest[:fits])
+            rest = rest[fits:]
+        pieces.append(rest)
+    return "\n".join(_lines(pieces, width_pt, _FONT_PT))
+
+
+def _lines(pieces: Iterable[str], width_pt: float, size_pt: float) -> list[str]:
+    """As many pieces behind each other as a line has room for."""
     lines: list[str] = []
-    for word in text.split():
-        longer = f"{lines[-1]} {word}" if lines else word
-        if lines and text_to_path.get_text_width_height_descent(longer, font, ismath=False)[0] <= width_pt:
-            lines[-1] = longer
+    for piece in pieces:
+        if lines and _width_pt((lines[-1] + piece).rstrip(), size_pt) <= width_pt:
+            lines[-1] += piece
         else:
-            lines.append(word)
-    return lines
+            lines.append(piece)
+    return [line.rstrip() for line in lines]
+
+
+def _width_pt(text: str, size_pt: float = _FONT_PT) -> float:
+    width: float = text_to_path.get_text_width_height_descent(text, FontProperties(size=size_pt), ismath=False)[0]
+    return width
+
+
+def put_legend(figure: Figure, handles: Sequence[Artist], columns: int) -> None:
+    """A legend above all panels that is never wider than the figure.
+
+    Where the entries do not fit side by side there are fewer columns, and names that are wider than the figure are
+    wrapped; the figure grows by the lines that this takes.
+
+    Args:
+        figure: by ``new_figure``.
+        handles: the entries.
+        columns: as many as fit, and at most these.
+    """
+    room_in = figure.get_figwidth() - 0.15
+    beside_in = (_RC["legend.handlelength"] + _RC["legend.handletextpad"]) * _FONT_PT / 72
+    between_in = _RC["legend.columnspacing"] * _FONT_PT / 72
+    labels = [str(handle.get_label()) for handle in handles]
+    widths_in = [beside_in + _width_pt(label) / 72 for label in labels]
+    asked = min(columns, len(handles))
+    columns = asked
+    while columns > 1 and _legend_in(widths_in, columns, between_in) > room_in:
+        columns -= 1
+    for handle, label in zip(handles, labels, strict=True):
+        handle.set_label(wrapped(label, room_in - beside_in))
+    lines = [str(handle.get_label()).count("\n") + 1 for handle in handles]
+    extra = math.ceil(len(handles) / columns) - math.ceil(len(handles) / asked) + sum(lines) - len(lines)
+    _grow(figure, 0.15 * extra)
+    figure.legend(handles=list(handles), loc="outside upper center", ncols=columns)
+
+
+def _legend_in(widths_in: Sequence[float], columns: int, between_in: float) -> float:
+    """The width of a legend, whose columns are filled one after the other, the first ones longer by an entry."""
+    length, longer = divmod(len(widths_in), columns)
+    ends = [0, *accumulate(length + (column < longer) for column in range(columns))]
+    return sum(max(widths_in[at:end]) for at, end in pairwise(ends)) + (columns - 1) * between_in
+
+
+def _grow(figure: Figure, more_in: float) -> None:
+    """Make room for the panels; the footnote stays as it is."""
+    width_in, height_in = figure.get_size_inches()
+    engine = figure.get_layout_engine()
+    if more_in <= 0 or not isinstance(engine, ConstrainedLayoutEngine):
+        return
+    share = engine.get()["rect"][1] * height_in / (height_in + more_in)
+    figure.set_size_inches(width_in, height_in + more_in)
+    engine.set(rect=(0, share, 1, 1 - share))
 
 
 def plot(axes: Axes, points: Sequence[tuple[float, float]], look: Look) -> None:
