@@ -108,9 +108,10 @@ class Ledger:
     Args:
         allocator: whose pool it is.
         may_stop_early: sequences may end before their ``final_len``, which is corrected when they do.
+        audited: the allocator is asked what it holds, and its answers are checked; None: if it is not kvbench's.
     """
 
-    def __init__(self, allocator: Allocator, *, may_stop_early: bool = False) -> None:
+    def __init__(self, allocator: Allocator, *, may_stop_early: bool = False, audited: bool | None = None) -> None:
         self.allocator = allocator
         self._events: list[_Event] | None = [] if may_stop_early else None
         self._pack = Struct("<2d10i").pack_into
@@ -130,7 +131,7 @@ class Ledger:
         self._not_computed = 0  # their tokens, for every stream but the first
         self._prefix_states = 0  # tokens of shared prefixes
         self._cached = 0  # those of them that the admitted of this row found there
-        self._audit = Audit(allocator) if is_plug_in(allocator) else None
+        self._audit = Audit(allocator) if (is_plug_in(allocator) if audited is None else audited) else None
         self._lost = 0  # tokens of streams that share the slot of another, or are out, as the audit found
 
     def record(self, batch: Batch, end_s: float, seconds: float, num_waiting: int) -> None:

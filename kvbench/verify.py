@@ -10,7 +10,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -42,8 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    if options.examples < 1:
-        raise KvbenchError(f"--examples={options.examples}: give at least 1")
+    for name in ("examples", "num_slots"):
+        if (value := getattr(options, name)) < 1:
+            raise KvbenchError(f"--{name.replace('_', '-')}={value}: give at least 1")
     build, shown = _builder(options)
     with TemporaryDirectory(prefix="kvbench-verify-") as scratch, _storage(scratch):
         return _examine(build, shown, options.examples)
@@ -52,34 +53,47 @@ def _verify(options: argparse.Namespace) -> int:
 def _examine(build: Callable[[], Allocator], shown: str, num_examples: int) -> int:
     try:
         from kvbench.testing import Law, examine
+        from kvbench.testing.laws import noting_tried
     except ModuleNotFoundError as error:
         raise KvbenchError(f"the conformance suite needs {error.name}; pip install {error.name}") from None
-    broken = examine(build, num_examples)
-    print(report(shown, getattr(build(), "abilities", Ability.NONE), broken, list(Law)))
+    with noting_tried() as tried:
+        broken = examine(build, num_examples)
+    print(report(shown, getattr(build(), "abilities", Ability.NONE), broken, tried, list(Law)))
     return 1 if broken else 0
 
 
-def report(shown: str, abilities: Ability, broken: dict[Law, Broken], laws: Sequence[Law]) -> str:
-    """The laws, each passed, FAILED or not asked, and for each that failed the calls that show it.
+def report(
+    shown: str, abilities: Ability, broken: dict[Law, Broken], tried: Collection[Law], laws: Sequence[Law]
+) -> str:
+    """The laws, each passed, FAILED, not asked or not reached, and for each that failed the calls that show it.
 
     Args:
         shown: what was tested, as the headline.
         abilities: what the allocator declares.
         broken: what failed.
+        tried: what could have been broken; the first law that breaks ends a run, so others may never come to that.
         laws: all of them, in the order to print.
     """
     lines = [shown, f"declares {_named(abilities)}", ""]
-    num_asked = 0
-    for law in laws:
-        asked = law.needs in abilities
-        num_asked += asked
-        verdict = "FAILED" if law in broken else "passed" if asked else "not asked"
-        why = "" if asked else f" (needs {law.needs.name})"
-        lines.append(f"  {verdict:9}  {law.name.lower():11}  {law.value}{why}")
+    verdicts = [_verdict(law, abilities, broken, tried) for law in laws]
+    for law, verdict in zip(laws, verdicts, strict=True):
+        why = f" (needs {law.needs.name})" if verdict == "not asked" else ""
+        lines.append(f"  {verdict:11}  {law.name.lower():11}  {law.value}{why}")
     for failure in broken.values():
         lines += ["", str(failure)]
-    lines += ["", f"{num_asked - len(broken)} of {num_asked} laws hold"]
+    held = f"{verdicts.count('passed')} of {len(laws) - verdicts.count('not asked')} laws hold"
+    if missed := verdicts.count("not reached"):
+        held += f"; not reached: {missed}, as what failed ends a run before; mend that, and verify again"
+    lines += ["", held]
     return "\n".join(lines)
+
+
+def _verdict(law: Law, abilities: Ability, broken: dict[Law, Broken], tried: Collection[Law]) -> str:
+    if law in broken:
+        return "FAILED"
+    if law.needs not in abilities:
+        return "not asked"
+    return "not reached" if broken and law not in tried else "passed"
 
 
 @contextmanager

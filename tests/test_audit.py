@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+import random
+from collections.abc import Callable, Collection, Hashable
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,14 @@ from kvbench.allocators.base import AllocationError, Allocator, is_plug_in
 from kvbench.allocators.paged import Paged
 from kvbench.app import main
 from kvbench.clock import VirtualClock
-from kvbench.core import BlockCopy, Fit, KvbenchError, Request, Usage
+from kvbench.core import BlockCopy, Fit, KvbenchError, Request, Sequence, Usage
 from kvbench.engine import Engine, serve
 from kvbench.ledger import Ledger
 from kvbench.reservation import OnDemand
-from kvbench.schedulers.iteration_level import IterationLevel
-from tests.generous import Generous
+from kvbench.schedulers.iteration_level import IterationLevel, Victim
+from kvbench.testing import Broken, examine
+from kvbench.testing.checks import runs
+from tests.generous import Generous, GenerousPaged, PageEachTime
 from tests.reference_streams import StreamCosts
 from tests.simulated_streams import Drawn, simulated
 
@@ -124,6 +127,69 @@ def test_the_honest_are_served() -> None:
     for num_seqs in (1, 2):
         served(Honest(400), num_seqs)
         served(Generous(400, 4), num_seqs)
+
+
+class AlwaysThree(Generous):
+    """Cannot give one page: whoever is preempted first may leave too little."""
+
+    def append(self, seqs: Collection[Hashable], copies: list[BlockCopy]) -> int:
+        tables = [self.tables[seq] for seq in seqs]
+        taken = self._take(self.most * len(tables))
+        for table in tables:
+            table += [taken.pop() for _ in range(self.most)]
+        return self.most * self.block_size
+
+
+class Exact(Generous):
+    """Knows how many tokens there are, from what it answered."""
+
+    step = 0
+    num_asked = 0
+
+    def append(self, seqs: Collection[Hashable], copies: list[BlockCopy]) -> int:
+        for seq in seqs:
+            assert isinstance(seq, Sequence)
+            assert self.lens[seq] == self.step - seq.origin - 1, "it has not filled its room"
+            self.num_asked += 1
+        return super().append(seqs, copies)
+
+
+@pytest.mark.parametrize("victim", ["newest", "oldest", "largest"])
+def test_more_leave_until_there_is_room(victim: Victim) -> None:
+    requests = [Request(index, 0.0, 1, 90) for index in range(30)]
+    allocator = AlwaysThree(400, 4)
+    scheduler = IterationLevel(allocator, OnDemand(), 200, victim=victim)
+    record = serve(Engine(scheduler, simulated(StreamCosts()), VirtualClock(), Ledger(allocator)), requests)
+    assert record.requests["num_preemptions"].sum() > 30
+    assert not record.requests["rejected"].any()
+
+
+@pytest.mark.parametrize("victim", ["newest", "oldest", "largest"])
+def test_each_asks_when_it_has_filled_its_room_and_not_before(victim: Victim) -> None:
+    """Also where memory is short, and each is asked alone and told another room."""
+    rng = random.Random(victim)
+    for promise in (1, 7, 1 << 30):
+        requests = [Request(index, 0.02 * index, rng.randint(1, 50), rng.randint(1, 120)) for index in range(60)]
+        allocator = Exact(500, 4, promise=promise)
+        scheduler = IterationLevel(allocator, OnDemand(), 200, victim=victim)
+        engine = Engine(scheduler, simulated(StreamCosts()), VirtualClock(), Ledger(allocator))
+        for _ in engine.run(requests):
+            allocator.step = scheduler.step
+        assert engine.ledger.columns()["num_preempted"].sum() > 10
+        assert allocator.num_asked > 200
+
+
+@pytest.mark.parametrize("kind", [kind for kind, _ in LIARS], ids=lambda kind: kind.__name__)
+def test_the_conformance_suite_tries_what_a_run_does(kind: type[Paged]) -> None:
+    with pytest.raises(Broken):
+        runs(lambda: kind(400))
+
+
+@pytest.mark.parametrize("kind", [Generous, PageEachTime, AlwaysThree, GenerousPaged], ids=lambda kind: kind.__name__)
+def test_what_passes_the_suite_is_served(kind: Callable[[int, int], Allocator]) -> None:
+    assert examine(lambda: kind(130, 4), num_examples=8) == {}
+    for num_seqs in (1, 3):
+        served(kind(800, 4), num_seqs)
 
 
 def test_ours_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,20 @@ class Pushy(Plain):
         return 1
 
 
+class Overlapping(Plain):
+    """Gives everybody the first page; that largest_free is wrong ends every run before there are two."""
+
+    def allocate(self, seq, slots):
+        granted = super().allocate(seq, slots)
+        self.tables[seq] = [0, *self.tables[seq][1:]]
+        return granted
+
+    def usage(self):
+        usage = super().usage()
+        usage.largest_free -= usage.used > 0
+        return usage
+
+
 class Unfinished:
     def __init__(self, num_slots):
         self.num_slots = num_slots
@@ -153,26 +167,40 @@ def test_without_hypothesis_it_says_what_to_install() -> None:
 def test_report_of_a_leak(verify: Run) -> None:
     code, out, err = verify("mine:Forgetful", "--num-slots", "26", "--block-size", "4", "--examples", "20")
     assert (code, err) == (1, "")
-    assert "  FAILED     books " in out
+    assert "  FAILED       books " in out
     title, *calls = out.split("\n\n")[2].splitlines()
     assert title.startswith("books: usage().used is ")
     assert title.endswith(", but sequences hold 0 different slots")
     assert calls[-1].endswith(". free(A)")
     assert len(calls) <= 4
-    assert out.endswith("\n\n15 of 16 laws hold\n")
+    assert "  not reached  leak " in out
+    assert "\n\n14 of 16 laws hold; not reached: 1, as " in out
 
 
 def test_report_of_a_state_changed_on_error(verify: Run) -> None:
     code, out, _ = verify("mine:Pushy", "--num-slots", "26", "--block-size", "4", "--examples", "30")
     assert code == 1
-    assert "  FAILED     atomic " in out
+    assert "  FAILED       atomic " in out
     assert "raised, yet " in out
+
+
+def test_what_no_run_came_to_has_not_passed(verify: Run) -> None:
+    code, out, _ = verify("mine:Overlapping", "--num-slots", "26", "--block-size", "4", "--examples", "20")
+    verdicts = {line[15:26].strip(): line[2:13].strip() for line in out.splitlines()[3:25]}
+    assert code == 1
+    assert (verdicts["largest"], verdicts["protocol"], verdicts["fork"]) == ("FAILED", "passed", "not asked")
+    assert {verdicts[name] for name in ("exclusive", "memory", "room", "leak")} == {"not reached"}
+    missed = list(verdicts.values()).count("not reached")
+    held = list(verdicts.values()).count("passed")
+    expected = f"{held} of 16 laws hold; not reached: {missed}, as what failed ends a run before; mend that"
+    assert out.splitlines()[-1].startswith(expected)
 
 
 def test_unfinished_class_is_told_what_is_missing(verify: Run) -> None:
     code, out, _ = verify("mine:Unfinished")
     assert code == 1
     assert "protocol: abilities is None, not a kvbench.allocators.base.Ability" in out
+    assert "  passed " not in out
 
 
 @pytest.mark.parametrize(
@@ -187,6 +215,8 @@ def test_unfinished_class_is_told_what_is_missing(verify: Run) -> None:
         (["mine:Plain", "size"], "'size' is not an option of the allocator; write key=value"),
         (["mine:Plain", "--block-size=4", "block_size=4"], "block_size is given twice; give it once"),
         (["mine:Plain", "--examples=0"], "--examples=0: give at least 1"),
+        (["mine:Plain", "--num-slots", "-5"], "--num-slots=-5: give at least 1"),
+        (["mine:Plain", "--num-slots=0"], "--num-slots=0: give at least 1"),
         (["mine:Renamed"], "mine:Renamed(num_slots=130) says num_slots=65; it must say what it was given"),
         (
             ["mine:Unfinished", "size=yes"],

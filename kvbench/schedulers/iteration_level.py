@@ -258,14 +258,14 @@ class IterationLevel:
         grown: list[Sequence] = []
         rooms: list[int] = []
         preempted: list[Sequence] = []
-        if not allocator.can_append(1):
+        while running and not allocator.can_append(1):  # once where whoever leaves gives room for one, as blocks do
             preempted.append(self._preempt())
         for seq in due:
             if seq not in cohort:  # it was preempted, and so was everyone after it
                 break
             rooms.append(allocator.append((seq,), copies))
             grown.append(seq)
-            if not allocator.can_append(1) and seq is not next(reversed(running)):
+            while seq is not next(reversed(running)) and not allocator.can_append(1):
                 preempted.append(self._preempt())
         return grown, self._file(cohort, grown, rooms) if cohort else 0, preempted
 

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from itertools import permutations
 from random import Random
 
-from kvbench.allocators.base import Ability, Allocator
-from kvbench.core import Request
+from kvbench.allocators.base import Ability, AllocationError, Allocator
+from kvbench.core import KvbenchError, Request, Sequence
+from kvbench.ledger import Ledger
 from kvbench.reservation import Max, OnDemand, Oracle, Pow2, Reservation
-from kvbench.testing.laws import Law
+from kvbench.schedulers.iteration_level import IterationLevel
+from kvbench.testing.laws import Broken, Law
 from kvbench.testing.mistakes import mistakes
 from kvbench.testing.shadow import Shadow, Tracked, survivors
 
@@ -278,6 +280,60 @@ def drive(build: Build, reservation: Reservation, num_steps: int = 250, seed: in
     shadow.drain(list(shadow.live))
 
 
+def runs(build: Build) -> None:
+    """Runs by the scheduler that a benchmark has, in a pool that is too small, as a benchmark checks them."""
+    for num_seqs, is_beam, has_prefix in ((1, False, False), (1, False, True), (3, False, True), (3, True, False)):
+        allocator = build()
+        reservation: Reservation = OnDemand()
+        if Ability.GROW not in allocator.abilities:
+            reservation = Oracle() if Ability.ANY_SIZE in allocator.abilities else Max()
+        largest = allocator.usage().largest_free
+        longest = largest if reservation.fits_slabs else max(2, largest // (2 * num_seqs))
+        random = Random(num_seqs + is_beam)
+        waiting = []
+        for number in range(24):
+            prefix_len = min(allocator.block_size + 1, longest - 2) if has_prefix and number % 2 else 0
+            prompt_len = random.randint(prefix_len + 1, longest - 1) if longest > 2 else 1
+            output_len = random.randint(1, longest - prompt_len)
+            request = Request(number, 0.0, prompt_len, output_len, num_seqs, is_beam, max(0, prefix_len))
+            waiting.append(Sequence(request, request.final_len, prompt_len))
+            waiting[-1].siblings = tuple(Sequence(request, request.final_len, prompt_len) for _ in range(num_seqs - 1))
+        scheduler = IterationLevel(allocator, reservation, longest)
+        scheduler.waiting.extend(waiting)
+        try:
+            _serve(scheduler, random)
+        except AllocationError as error:
+            raise Broken(
+                Law.CAN_APPEND, f"in a run it is {error}, though it was asked whether there is room", ()
+            ) from None
+        except KvbenchError as error:
+            said = str(error).partition(" breaks the protocol: ")[2].partition("; test it by ")[0] or str(error)
+            raise Broken(Law.BOOKS, f"in a run {said}", ()) from None
+
+
+def _serve(scheduler: IterationLevel, random: Random, most_steps: int = 2000) -> None:
+    """The loop of the engine, without a clock."""
+    ledger = Ledger(scheduler.allocator, audited=True)
+    while (scheduler.waiting or scheduler.running or scheduler.swapped) and scheduler.step < most_steps:
+        batch = scheduler.schedule()
+        for seq in batch.preempted:
+            seq.num_preemptions += 1
+        if not scheduler.running:
+            if not (batch.preempted or batch.rejected):
+                raise Broken(Law.FIT, "nothing is in the pool, yet the next request is neither OK nor NEVER", ())
+            ledger.skip(batch, 0.0)
+            continue
+        ledger.record(batch, 0.0, 0.0, 0)
+        finished = [seq for seq in scheduler.running if batch.step + 1 - seq.origin == seq.final_len]
+        parents = {
+            seq: survivors([random.randrange(seq.num_streams) for _ in seq.streams], seq.num_streams)
+            for seq in scheduler.running
+            if seq.request.is_beam and seq not in batch.prefills and random.random() < 0.3
+        }
+        released = scheduler.commit(finished, {seq: beams for seq, beams in parents.items() if seq not in finished})
+        ledger.settle(finished, released)
+
+
 def _swap_some(shadow: Shadow, random: Random) -> None:
     """Who is out returns if there is room; else a family may leave."""
     for group in shadow.out.copy():
@@ -305,4 +361,5 @@ CHECKS: tuple[Callable[[Build], None], ...] = (
     searches,
     swaps,
     drives,
+    runs,
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import Enum
 
 from kvbench.allocators.base import Ability
@@ -65,3 +67,23 @@ def numbered(calls: Sequence[str], most: int = 40) -> list[str]:
     skipped = max(0, len(calls) - most)
     lines = [f"  ... {skipped} calls before"] if skipped else []
     return lines + [f"{number:4}. {call}" for number, call in enumerate(calls[skipped:], skipped + 1)]
+
+
+_tried: ContextVar[set[Law] | None] = ContextVar("tried", default=None)
+
+
+@contextmanager
+def noting_tried() -> Iterator[set[Law]]:
+    """Collect the laws that runs try until the context ends."""
+    tried: set[Law] = set()
+    token = _tried.set(tried)
+    try:
+        yield tried
+    finally:
+        _tried.reset(token)
+
+
+def note_tried(*laws: Law) -> None:
+    """These laws could have been broken by what was called, and were not."""
+    if (tried := _tried.get()) is not None:
+        tried.update(laws)

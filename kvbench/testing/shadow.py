@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from kvbench.allocators.base import Ability, AllocationError, Allocator
 from kvbench.core import BlockCopy, Fit
-from kvbench.testing.laws import Law
+from kvbench.testing.laws import Law, note_tried
 from kvbench.testing.subject import EARLIER, Key, Subject, asked, is_count
 
 
@@ -126,7 +126,7 @@ class Shadow:
             self.subject.broken(Law.LARGEST, f"{text} succeeded when largest_free was {largest}")
         self.live.append(seq)
         self._same(text, granted, lambda: self.twin.allocator.allocate(twin, slots))
-        self.check()
+        self.check(Law.GRANT)
         self.write(seq, length)
         return seq
 
@@ -179,7 +179,7 @@ class Shadow:
         more = [EARLIER]
         self._same(text, room, lambda: self.twin.allocator.append([seq.twin for seq in seqs], more))
         self._same_copies(text, done, more[1:])
-        self.check()
+        self.check(Law.ROOM, Law.CAN_APPEND, Law.COPIES)
         return True
 
     def fork(self, parent: Tracked) -> Tracked:
@@ -204,7 +204,7 @@ class Shadow:
             self.subject.broken(Law.FORK, f"usage().used was {used} before the fork and is {now} after it")
         self.live.append(child)
         self._same(text, None, lambda: self.twin.allocator.fork(parent.twin, twin, length))
-        self.check()
+        self.check(Law.FORK)
         return child
 
     def extend(self, seq: Tracked, slots: int) -> bool:
@@ -232,7 +232,7 @@ class Shadow:
         more = [EARLIER]
         self._same(text, granted, lambda: self.twin.allocator.extend(seq.twin, slots, more))
         self._same_copies(text, done, more[1:])
-        self.check()
+        self.check(Law.EXTEND)
         return True
 
     def begin_with(self, prefix: Tracked, slots: int) -> Tracked | None:
@@ -259,6 +259,7 @@ class Shadow:
             self.subject.broken(Law.PREFIX, f"{text} took {grown} slots instead of {most} at most")
         if (now := self.subject.slots(prefix.key)) != there:
             self.subject.broken(Law.PREFIX, f"{text} turned slots({prefix.key!r}) from {there} into {now}")
+        note_tried(Law.PREFIX)
         return child
 
     def refork(self, seqs: Sequence[Tracked], parents: Sequence[int]) -> None:
@@ -286,7 +287,7 @@ class Shadow:
         more = [EARLIER]
         self._same(text, None, lambda: self.twin.allocator.refork([seq.twin for seq in seqs], parents, length, more))
         self._same_copies(text, done, more[1:])
-        self.check()
+        self.check(Law.REFORK)
 
     def can_refork(self, seq: Tracked) -> list[Tracked]:
         """The sequences that may be reforked with this one: as long, each with its own last granule or a full one."""
@@ -334,7 +335,7 @@ class Shadow:
         for seq in self.live:
             if (now := self.subject.slots(seq.key)) != (listed := before[f"slots({seq.key!r})"]):
                 self.subject.broken(Law.SWAP, f"{text} turned slots({seq.key!r}) from {listed} into {now}")
-        self.check()
+        self.check(Law.SWAP)
         return group
 
     def swap_in(self, group: Group, keep: int = 0) -> bool:
@@ -371,7 +372,7 @@ class Shadow:
             self.subject.broken(
                 Law.CAN_SWAP_IN, f"{question} was {can_keep}, with keep=0 {can}; {text} left {left} slots free"
             )
-        self.check()
+        self.check(Law.CAN_SWAP_IN)
         return True
 
     def free_out(self, group: Group, seq: Tracked) -> None:
@@ -458,6 +459,7 @@ class Shadow:
             self.subject.broken(Law.LEAK, f"granting {slots} and freeing them turned {before} into {after}")
         if answer is not Fit.OK:
             self._not_now[slots, keep, count] = None
+        note_tried(Law.FIT)
 
     def probe_largest(self, keep: int) -> None:
         """``probe`` what is said to be the largest grant possible."""
@@ -488,11 +490,13 @@ class Shadow:
                 Law.LEAK, f"everything was freed, but {self.fresh.largest_free} slots do not fit any more"
             )
         self.free(largest)
+        if self._num_keys > 1:
+            note_tried(Law.LEAK)
 
     # laws ------------------------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """Everything that must hold at any time."""
+    def check(self, *tried: Law) -> None:
+        """Everything that must hold at any time; a call that could have broken these laws did not."""
         books = self.subject.books()
         if books.total != self.subject.num_slots or min(books) < 0:
             self.subject.broken(Law.BOOKS, f"{books} sums to {books.total} in a pool of {self.subject.num_slots} slots")
@@ -521,6 +525,11 @@ class Shadow:
         twin = self.twin.books()
         if twin != books:
             self._differs(f"usage is {books}", str(twin))
+        note_tried(*tried)
+        if self.live:
+            note_tried(Law.BOOKS, Law.LARGEST, Law.DETERMINISM)
+        if sum(bool(seq.tokens) for seq in self.live) > 1:
+            note_tried(Law.EXCLUSIVE, Law.MEMORY)
 
     def _holders(self) -> dict[int, tuple[Tracked, int]]:
         """A holder of every slot that is held, and the position of its token there."""

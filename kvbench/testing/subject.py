@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from kvbench.allocators.base import Ability, AllocationError, Allocator
 from kvbench.core import BlockCopy, Fit
-from kvbench.testing.laws import Broken, Law
+from kvbench.testing.laws import Broken, Law, note_tried
 
 ALWAYS = ("can_allocate", "allocate", "free", "slots", "usage")
 EARLIER = BlockCopy(0, 0, 1)  # in the list before append is called; it must stay there
@@ -132,6 +132,7 @@ class Subject:
         first, second = self._answers(keys), self._answers(keys)
         if difference := _difference(first, second):
             self.broken(Law.PURE, f"asked twice in a row, {difference}")
+        note_tried(Law.PURE)
         return first
 
     def refused(
@@ -142,6 +143,7 @@ class Subject:
             self.broken(Law.ATOMIC, f"{text} raised, yet {difference}")
         if list(copies) != [EARLIER]:
             self.broken(Law.ATOMIC, f"{text} raised, yet left {list(copies[1:])} in the list of copies")
+        note_tried(Law.ATOMIC)
 
     def note_shortage(self, text: str, error: AllocationError, least: int) -> None:
         """The call ``text`` says how many slots are missing, and it is at least ``least``."""
@@ -159,6 +161,7 @@ class Subject:
             mistake.call()
         except mistake.raises as error:
             self.calls.append(f"{text} raises {type(error).__name__}")
+            note_tried(mistake.law)
         except Exception as error:
             expected = " or ".join(kind.__name__ for kind in mistake.raises)
             self.broken(mistake.law, f"{text} raised {error!r} instead of {expected}")
@@ -212,6 +215,9 @@ class Subject:
         fresh, num_slots = self.books(), self.allocator.num_slots
         if fresh[:2] != (0, num_slots) or fresh[3:] != (0, 0, 0, 0) or not 1 <= fresh.largest_free <= num_slots:
             self.broken(Law.PROTOCOL, f"a new pool of {num_slots} slots reports {fresh}")
+        note_tried(Law.PROTOCOL)
+        if Ability.GROW | Ability.FORK | Ability.SWAP in abilities:
+            note_tried(Law.ABILITIES)  # nothing is undeclared
 
 
 def asked(slots: int, keep: int, count: int = 1) -> str:
