@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 import pyarrow as pa
@@ -39,6 +39,43 @@ def load(folders: Folders, table: str = "summary") -> pd.DataFrame:
         "unknown": unknown,
     }
     return whole
+
+
+def select(words: Sequence[str]) -> pd.DataFrame:
+    """Load folders; ``column=value[,value]`` after one keeps those of its points.
+
+    Raises:
+        KvbenchError: a folder has no results or none with these values, or is given twice.
+    """
+    chosen: dict[str, dict[str, list[str]]] = {}
+    for word in words:
+        column, equals, texts = word.partition("=")
+        if not equals or Path(word).is_dir():
+            if word in chosen:
+                raise KvbenchError(f"{word} is given twice; one selection may take several values (panel=a,b)")
+            chosen[word] = {}
+        elif not chosen:
+            raise KvbenchError(f"{word} selects points of the folder before it; give results/NAME first")
+        else:
+            chosen[list(chosen)[-1]][column] = texts.split(",")
+    frame = load(chosen)
+    keep = pd.Series(True, frame.index)
+    for folder, columns in chosen.items():
+        mine = frame["results"] == str(Path(folder))
+        for column, values in columns.items():
+            if column not in frame:
+                raise KvbenchError(f"there is no column {column} in {folder}; docs/columns.md lists them")
+            cells = frame[column].map(cell_text)
+            if not (mine & keep & cells.isin(values)).any():
+                there = ", ".join(dict.fromkeys(cells[mine & keep]))
+                raise KvbenchError(f"{folder} has no such point with {column}={','.join(values)}; there is {there}")
+            keep &= ~mine | cells.isin(values)
+    return frame[keep]
+
+
+def cell_text(cell: Any) -> str:
+    """A cell as it is typed: whole numbers without a point, "unset" for what does not exist."""
+    return "unset" if pd.isna(cell) else f"{cell:g}" if isinstance(cell, float) else str(cell)
 
 
 def _each(folders: Iterable[str | os.PathLike[str]]) -> Iterable[str | os.PathLike[str]]:

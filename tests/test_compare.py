@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from kvbench import compare
 from kvbench.core import KvbenchError
-from kvbench.figures import comparison, replications, style
+from kvbench.figures import comparison, conditions, replications, style
 from kvbench.figures.typeset import Table
 from kvbench.results import write_json
 from tests.drawn import assert_nothing_is_cut
@@ -102,14 +102,14 @@ def test_an_engine_of_its_own_has_costs_of_its_own(tmp_path: Path) -> None:
     slabs = [row | {"system": "fastertransformer", "costs": "fastertransformer"} for row in rows()[:2]]
     write_results(tmp_path, rows() + slabs)
     frame = compare.select([str(tmp_path)])
-    assert not list(compare.differences(frame, "request_rate", "normalized_latency_mean_s"))
+    assert not list(conditions.differences(frame, "request_rate", "normalized_latency_mean_s"))
 
 
 def test_objectives_matter_to_what_depends_on_them(tmp_path: Path) -> None:
     write_results(tmp_path, [{"slo_ttft_s": 1, "system": "vllm"}, {"slo_ttft_s": 2, "system": "orca_max"}])
     frame = compare.select([str(tmp_path)])
-    assert not list(compare.differences(frame, None, "throughput_req_per_s"))
-    assert list(compare.differences(frame, None, "goodput_req_per_s")) == ["slo_ttft_s is 1 / 2"]
+    assert not list(conditions.differences(frame, None, "throughput_req_per_s"))
+    assert list(conditions.differences(frame, None, "goodput_req_per_s")) == ["slo_ttft_s is 1 / 2"]
 
 
 def test_what_is_not_kept_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

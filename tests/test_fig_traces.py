@@ -20,7 +20,7 @@ def results(folder: Path, letters: str = "abcdef") -> Results:
     rows = [
         shared
         | {"panel": letter, "system": system, "request_rate": rate, "normalized_latency_mean_s": latency}
-        | {"num_clipped": 7 * rate, "num_rejected": rejected}
+        | {"num_clipped": 7 * rate, "num_rejected": rejected, "point": f"{system}-{rate}-{letter}"}
         for letter in letters
         for system, rejected in (("vllm", 0), ("orca_max", 3000))
         for rate, latency in ((1, 0.25 if system == "vllm" else None), (2, 0.75 if system == "vllm" else None))

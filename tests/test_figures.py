@@ -389,7 +389,7 @@ def test_capacities_stand_above_what_traces_gave_and_speak_in_words(tmp_path: Pa
     figure = capacity.draw(write_results(tmp_path, rows))["capacity"]
     [axes] = figure.axes
     below = [line for line in axes.lines if line.get_markerfacecolor() == "none"]
-    assert [float(np.asarray(bars.lines[0].get_ydata())[0]) for bars in axes.containers] == [0, 1]
+    assert [float(np.asarray(bars[0].get_ydata())[0]) for bars in axes.containers] == [0, 1]
     assert [float(np.asarray(line.get_ydata())[0]) for line in below] == pytest.approx([0.3, 1.3])
     assert all(line.get_markersize() < 4 for line in below)
     assert axes.get_title() == "OPT-13B, A100-40GB, ShareGPT"

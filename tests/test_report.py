@@ -25,7 +25,7 @@ from kvbench.paper.claims import Claim, Verdict
 from kvbench.partition import CLASSES
 from kvbench.records import Columns
 from kvbench.report import __main__ as command
-from kvbench.report import page
+from kvbench.report import gather, page
 from kvbench.report.packing import packed
 from kvbench.report.runs import run_content
 from kvbench.report.tables import rows_of
@@ -56,7 +56,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.fixture(scope="module")
 def text(results: Results) -> str:
-    return page(results)
+    return page(gather([results.path]))[0]
 
 
 def _steps(num: int, seed: int = 0) -> Columns:
@@ -210,7 +210,7 @@ def test_the_page_asks_nobody_for_anything_and_repeats_no_id(text: str) -> None:
 
 
 def test_same_results_same_bytes(results: Results, text: str) -> None:
-    assert page(results) == text
+    assert page(gather([results.path]))[0] == text
 
 
 def test_committed_results_have_a_report_too(tmp_path: Path) -> None:
@@ -220,6 +220,98 @@ def test_committed_results_have_a_report_too(tmp_path: Path) -> None:
     assert len(reader.tables["claims-table"]) > 50
     assert "This folder has no configurations" in text
     assert len(text) < 5_000_000
+
+
+def _run(folder: Path, name: str, *more: str) -> Path:
+    words = ["workload=fixed", "workload.num_requests=5", "kv_cache_seqs=2", "executor=serial", "memory_map=true"]
+    assert run(["-m", "workload.request_rate=1,2,4", *words, f"results_dir={folder}", f"name={name}", *more]) == 0
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The very same points in two folders: nothing but the folder tells them apart."""
+    folder = tmp_path_factory.mktemp("pair")
+    return _run(folder, "mine"), _run(folder, "theirs")
+
+
+def test_the_title_is_the_folder_s_name(pair: tuple[Path, Path]) -> None:
+    text, _ = page(gather(pair[:1]))
+    assert "<h1>mine</h1>" in text
+    assert "<title>mine · kvbench</title>" in text
+
+
+def test_several_folders_are_one_report(
+    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in pair:
+        write_csv(folder / "claims.csv", [each.name for each in fields(Claim)], [{"claim": "c", "verdict": "not run"}])
+        (folder / "drawn.png").write_bytes(b"png")
+    try:
+        assert command.main(list(map(str, pair))) == 0
+    finally:
+        for path in (path for folder in pair for path in (folder / "claims.csv", folder / "drawn.png")):
+            path.unlink()
+    assert capsys.readouterr().out.startswith("results/compare/report.html (")
+    text = (tmp_path / "results" / "compare" / "report.html").read_text(encoding="utf-8")
+    reader = _Reader(text)
+    assert len(reader.ids) == len(set(reader.ids))
+    assert "<h1>mine, theirs</h1>" in text
+    shown = reader.tables["results-table"][1:]
+    assert [row[0] for row in shown] == ["mine"] * 3 + ["theirs"] * 3
+    beside = reader.tables["comparison-table"]
+    assert [(row[0], row[beside[0].index("over the first")]) for row in beside[1:]] == [
+        (name, "1") for name in ("mine", "theirs") for _ in range(3)
+    ]
+    assert [row[1] for row in reader.tables["claims-table"][1:]] == ["mine", "theirs"]
+    content = json.loads(text.partition('id="content-data">')[2].partition("</script>")[0])
+    assert len({run["label"] for run in content["runs"]}) == len({run["point"] for run in content["runs"]}) == 6
+    assert {"figure-mine/drawn", "figure-theirs/drawn"} <= set(reader.ids)
+    assert all(f"{name}/memory map" in text for name in ("mine", "theirs"))
+    lines = {(row["system"], *row["labels"]) for row in content["sweep"]["rows"]}
+    looks = {(look["color"], *look["dash"]) for look in content["sweep"]["systems"].values()}
+    assert len(lines) == len(looks) == 2
+
+
+def test_points_are_selected(pair: tuple[Path, Path]) -> None:
+    gathered = gather([pair[0], "request_rate=1,4", pair[1], "request_rate=4"])
+    assert [(row["results"], row["request_rate"]) for row in gathered.rows] == [("mine", 1), ("mine", 4), ("theirs", 4)]
+
+
+def test_what_cannot_be_put_together_is_refused_unless_it_is_mixed(
+    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = str(_run(tmp_path, "other", "model=opt_66b", "hardware=a100_40gb_x4", "kv_cache_seqs=3"))
+    to = ["--to", str(tmp_path / "x.html")]
+    assert command.main([str(pair[0]), other, *to]) == 2
+    refused = capsys.readouterr().err.splitlines()
+    assert refused[0].startswith("kvbench.report: not comparable: model is opt_13b / opt_66b; pool (bytes) is")
+    assert len(refused) == 2
+    assert command.main([str(pair[0]), other, "--mix", *to]) == 0
+    assert "Not comparable: model is opt_13b / opt_66b" in capsys.readouterr().out
+    text = (tmp_path / "x.html").read_text(encoding="utf-8")
+    assert "Not comparable: model is opt_13b / opt_66b" in text
+    assert "over the first" not in text
+
+
+@pytest.mark.parametrize("lost", ["requests.parquet", "config.yaml", "manifest.json", None])
+def test_what_a_report_leaves_out_is_said(
+    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: str | None
+) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(pair[0], folder)
+    point = sorted((folder / "points").iterdir())[0]
+    if lost:
+        (point / lost).unlink()
+        (point / "memory_map.parquet").unlink()  # without requests it cannot be drawn, and says so
+    else:
+        shutil.rmtree(point)
+    assert command.main([str(folder)]) == 0
+    _, said = capsys.readouterr().out.splitlines()
+    assert said.startswith(f"This folder has lost files of 1 of 3 points ({point.name}): ")
+    assert "run the same command again" in said
+    assert said in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_mistakes_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

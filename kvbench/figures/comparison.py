@@ -6,7 +6,7 @@ A series is what one system did in one folder of results, told apart further by 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,6 +150,13 @@ def table(
     return Table(header, lines, len(names), _note(frame, *more))
 
 
+def folder_names(folders: Iterable[str]) -> dict[str, str]:
+    """What folders of results are called beside each other: by their names, by their paths where names are alike."""
+    paths = list(dict.fromkeys(folders))
+    names = [Path(path).resolve().name for path in paths]
+    return dict(zip(paths, names if len(set(names)) == len(names) else paths, strict=True))
+
+
 def titled(column: str) -> str:
     """A column as the title of an axis, with its unit."""
     unit = SUMMARY[column].unit if column in SUMMARY else ""
@@ -176,10 +183,7 @@ def _grouped(frame: pd.DataFrame, x: str | None) -> list[tuple[dict[str, str], p
     if x != "request_rate" or frame["metric"].isna().any():
         frame = _asked(frame)
     keys = [key for key in KEYS if key != x and (key == "system" or _differs(frame, key))]
-    folders = list(frame["results"].unique())
-    names = [Path(folder).name for folder in folders]
-    if len(set(names)) == len(names):
-        frame = frame.assign(results=frame["results"].map(dict(zip(folders, names, strict=True))))
+    frame = frame.assign(results=frame["results"].map(folder_names(frame["results"])))
     looks = style.looks(frame["system"])
     words = {"system": lambda system: looks[system].label}
     groups = frame.groupby(keys, sort=False, dropna=False, observed=True)

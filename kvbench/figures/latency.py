@@ -109,7 +109,7 @@ def legend(systems: Iterable[str], way: str, *, has_bands: bool = False) -> list
     ]
 
 
-def leaves_the_axes() -> Artist:
+def leaves_the_axes() -> Line2D:
     """A legend's entry for the arrows."""
     arrow = _ARROW.transformed(Affine2D().translate(0, -0.5))
     return Line2D([], [], color=style.GREY, marker=arrow, linestyle="none", markersize=5, label="leaves the axes")

@@ -1,4 +1,4 @@
-"""``python -m kvbench.report results/NAME ...``: one HTML file for each folder of results."""
+"""``python -m kvbench.report results/NAME ...``: one HTML file of a folder of results, or of several."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvbench import command
-from kvbench.core import KvbenchError
-from kvbench.report.page import write
+from kvbench.report.page import COMPARED, FILE, write
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the reports that the command line names.
+    """Write the report of what the command line names.
 
     Args:
         argv: the arguments, by default those of the process.
@@ -23,21 +22,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="python -m kvbench.report",
-        description="Write results as one HTML file: tables, charts over time, the memory map, every assumption.",
+        description="Write results as one HTML file: tables, charts over time, the memory map, every assumption. "
+        "Several folders are put beside each other, if they can be compared.",
     )
-    parser.add_argument("folders", metavar="results/NAME", nargs="+", type=Path, help="what an experiment left")
-    parser.add_argument("--to", type=Path, help="the file, of one folder only; by default report.html in the folder")
-    options = parser.parse_args(argv)
+    parser.add_argument(
+        "words", metavar="results/NAME [column=value[,value] ...]", nargs="+", help="folders, and which of their points"
+    )
+    parser.add_argument("--mix", action="store_true", help="put together what is not comparable; the page says why")
+    parser.add_argument(
+        "--to", type=Path, help=f"the file; by default {FILE} in the folder, of several folders {COMPARED / FILE}"
+    )
+    options = parser.parse_intermixed_args(argv)
 
     def action() -> int:
-        if options.to and len(options.folders) > 1:
-            raise KvbenchError(f"--to names one file, but {len(options.folders)} folders are given; leave it out")
-        for folder in options.folders:
-            path = write(folder, options.to)
-            print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+        path, notes = write(options.words, options.to, mix=options.mix)
+        print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)", *notes, sep="\n")
         return 0
 
-    return command.run("kvbench.report", action, "reports that are written stay")
+    return command.run("kvbench.report", action, "a report that is written stays")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvbench.core import KvbenchError
+from kvbench.figures import comparison
 from kvbench.figures.terminal import text
 from kvbench.metrics import METRICS
 from kvbench.paper.claims import Claim
@@ -19,10 +19,10 @@ Row = dict[str, Any]
 MAX_ROWS = 2000
 """Most points that a page lists; more make it slow, and nobody reads them."""
 _MAX_CELLS = 60_000
-_MAIN_LABELS = ("panel", "model", "workload", "request_rate")
+_MAIN_LABELS = ("results", "panel", "model", "workload", "request_rate")
 LABELS = (
-    "panel", "system", "model", "hardware", "workload", "request_rate", "num_samples", "beam_width", "block_size",
-    "runner", "device", "duration_s", "kv_cache_bytes", "metric", "threshold", "seed", "repeat",
+    "results", "panel", "system", "model", "hardware", "workload", "request_rate", "num_samples", "beam_width",
+    "block_size", "runner", "device", "duration_s", "kv_cache_bytes", "metric", "threshold", "seed", "repeat",
 )  # fmt: skip
 """Columns that may tell points apart."""
 _CONFIG = ("choices",)
@@ -94,10 +94,21 @@ def results_table(rows: Sequence[Row]) -> Table:
     )
 
 
+def comparison_table(frame: pd.DataFrame, over: str) -> Table:
+    """Points of several folders beside each other: means with intervals, and each one's ratio to the first curve's."""
+    x = comparison.axis(frame)
+    beside = comparison.table(frame, x, over=over)
+    columns = [Column(title) for title in beside.header]
+    what = f"; over the first: {comparison.in_words(over)}" if over else ""
+    return Table("comparison-table", f"Side by side{what}", columns, beside.rows)
+
+
 def everything_table(rows: Sequence[Row]) -> Table | None:
     """Every column of ``summary.csv`` that is not empty throughout; None where that is too much for a page."""
     names = [
-        name for name in ("panel", "repeat", *POINT_COLUMNS, "point") if any(row.get(name) is not None for row in rows)
+        name
+        for name in ("results", "panel", "repeat", *POINT_COLUMNS, "point")
+        if any(row.get(name) is not None for row in rows)
     ]
     if len(names) * len(rows) > _MAX_CELLS:
         return None
@@ -112,15 +123,22 @@ def metrics_table() -> Table:
     return Table("metrics-table", "Every measured column", columns, rows)
 
 
-def claims_table(results: Results) -> Table | None:
-    """``claims.csv`` with the paper's range and the measured interval; None where there is none."""
-    path = results.path / "claims.csv"
-    if not path.is_file() or not (rows := rows_of(read_csv(path, [each.name for each in fields(Claim)]))):
+def claims_table(folders: Mapping[str, Results]) -> Table | None:
+    """``claims.csv`` of every folder with the paper's range and the measured interval; None where there is none."""
+    rows: list[Row] = []
+    for name, results in folders.items():
+        path = results.path / "claims.csv"
+        if path.is_file():
+            claims = rows_of(read_csv(path, [each.name for each in fields(Claim)]))
+            rows += [{**claim, "results": name} for claim in claims]
+    if not rows:
         return None
+    several = len(folders) > 1
     columns = [
         Column(
             "verdict", "whether the measured value, or its interval, meets the claimed range widened by the tolerance"
         ),
+        *([Column("results")] if several else []),
         Column("claim"),
         Column("where"),
         Column("paper", is_number=True),
@@ -133,6 +151,7 @@ def claims_table(results: Results) -> Table | None:
     cells = [
         [
             row["verdict"],
+            *([row["results"]] if several else []),
             row["claim"],
             row["figure"],
             _span(row["paper_low"], row["paper_high"]),
@@ -145,16 +164,6 @@ def claims_table(results: Results) -> Table | None:
         for row in rows
     ]
     return Table("claims-table", "Claims, stated before anything ran, and what was found", columns, cells)
-
-
-def manifests(results: Results, rows: Sequence[Row]) -> dict[str, Row]:
-    """The manifest of every point whose manifest was kept."""
-    return {str(row["point"]): manifest for row in rows if (manifest := results.manifest(row))}
-
-
-def configs(results: Results, rows: Sequence[Row]) -> dict[str, Row]:
-    """The configuration of every point whose configuration was kept."""
-    return {str(row["point"]): results.config(row) for row in rows if results.has_config(row)}
 
 
 def provenance_table(found: Mapping[str, Row], num_points: int) -> Table:
@@ -216,15 +225,3 @@ def _span(low: object, high: object) -> str:
     if high is None:
         return f"at least {text(low)}"
     return f"at most {text(high)}" if low is None else f"{text(low)} to {text(high)}"
-
-
-def read(path: Results) -> list[Row]:
-    """The rows of a folder's summary.
-
-    Raises:
-        KvbenchError: there is none.
-    """
-    rows = rows_of(path.summary)
-    if not rows:
-        raise KvbenchError(f"{path.path / 'summary.csv'} holds no point; run the experiment first")
-    return rows
