@@ -16,6 +16,8 @@ from kvbench.clock import VirtualClock
 from kvbench.core import BlockCopy, Fit, KvbenchError, Request, Sequence, Usage
 from kvbench.engine import Engine, serve
 from kvbench.ledger import Ledger
+from kvbench.memory_map import load
+from kvbench.memory_map.__main__ import main as draw_maps
 from kvbench.reservation import OnDemand
 from kvbench.schedulers.iteration_level import IterationLevel, Victim
 from kvbench.testing import Broken, examine
@@ -217,10 +219,19 @@ def test_a_command_says_so_in_a_line(
     monkeypatch.chdir(tmp_path)
     name = f"{kind.__module__}.{kind.__name__}"
     mine = ["allocator=own", f"allocator._target_={name}"]
-    assert main(["system=vllm", *mine, "workload=fixed", "workload.num_requests=5", "executor=serial"]) == 1
+    assert (
+        main(["system=vllm", *mine, "workload=fixed", "workload.num_requests=5", "executor=serial", "memory_map=true"])
+        == 1
+    )
     printed = "".join(capsys.readouterr())
     assert f"{name} breaks the protocol: " in printed
     assert f"python -m kvbench.verify {kind.__module__}:{kind.__name__}" in printed
     assert "Traceback" not in printed
     (error,) = tmp_path.glob("results/adhoc/points/*/error.json")
     assert '"traceback": null' in error.read_text()
+    with pytest.raises(KvbenchError, match=r"left no map, as its run failed: allocator .* breaks the protocol"):
+        load(error.parent)
+    assert draw_maps(["results/adhoc"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("kvbench.memory_map: no run in results/adhoc left a map, as it failed: allocator ")
+    assert "memory_map=true" not in told

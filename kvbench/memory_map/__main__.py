@@ -12,6 +12,7 @@ from kvbench.core import KvbenchError
 from kvbench.figures import style
 from kvbench.figures.film import film
 from kvbench.figures.memory_map import Group, groups, still
+from kvbench.memory_map.map import failure
 from kvbench.results import Results
 
 
@@ -46,13 +47,19 @@ def draw(folders: Sequence[Path], to: Path | None = None, seconds: float = 16.0)
         The files, as they are written.
 
     Raises:
-        KvbenchError: a folder holds no results, no run left a map, or a length below 0.
+        KvbenchError: a folder holds no results, no run left a map, and why, or a length below 0.
     """
     if seconds < 0:
         raise KvbenchError(f"--seconds {seconds:g}: a film plays 0 seconds or more")
-    found = groups([Results(folder) for folder in folders])
+    results = [Results(folder) for folder in folders]
+    found = groups(results)
     if not found:
-        raise KvbenchError(f"no run in {', '.join(map(str, folders))} left a map; run it with memory_map=true")
+        named = ", ".join(map(str, folders))
+        points = [point for folder in folders for point in sorted((folder / "points").glob("*"))]
+        reasons = [reason for point in points if (reason := failure(point))]
+        if reasons and all(each.summary.empty for each in results):
+            raise KvbenchError(f"no run in {named} left a map, as it failed: {reasons[0]}")
+        raise KvbenchError(f"no run in {named} left a map; run it with memory_map=true")
     target = to or folders[0]
     target.mkdir(parents=True, exist_ok=True)
     return _drawn(found, target, seconds)

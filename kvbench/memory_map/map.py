@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -217,6 +218,12 @@ def write(path: Path, spans: Columns, num_slots: int, block_size: int) -> None:
     write_parquet(path, spans, {f"kvbench.{name}": value for name, value in numbers.items()})
 
 
+def failure(folder: Path) -> str | None:
+    """Why the run of a point failed; None where it did not."""
+    file = folder / "error.json"
+    return str(json.loads(file.read_text(encoding="utf-8"))["error"]) if file.is_file() else None
+
+
 def load(path: Path | str) -> MemoryMap:
     """The map that a run with ``memory_map=true`` left.
 
@@ -224,11 +231,13 @@ def load(path: Path | str) -> MemoryMap:
         path: the folder of its point, ``results/<name>/points/<point>``.
 
     Raises:
-        KvbenchError: there is none, or it was written with another version of the schema.
+        KvbenchError: there is none, as the run failed or was not mapped, or it has another version of the schema.
     """
     folder = Path(path)
     file = folder / FILE
     if not file.is_file():
+        if reason := failure(folder):
+            raise KvbenchError(f"{folder} left no map, as its run failed: {reason}")
         raise KvbenchError(f"{file} does not exist: run the point with memory_map=true")
     numbers = read_metadata(file)
     if (version := numbers.get("kvbench.version")) != VERSION:
