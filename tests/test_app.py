@@ -47,7 +47,13 @@ def start(*command: str, package: Path | None = None, cwd: Path | None = None) -
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=hear_ctrl_c,  # noqa: PLW1509  (no threads here)
     )
+
+
+def hear_ctrl_c() -> None:
+    """Undo what a shell does to what it starts in the background, tests included."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def rows(folder: str) -> list[dict[str, str]]:
