@@ -271,8 +271,9 @@ class IterationLevel:
 
     def _file(self, cohort: Cohort, grown: Seq[Sequence], rooms: Seq[int]) -> int:
         """Each asks again when it has filled its own room, those with the least of it together; returns how much."""
-        least = min(rooms, default=0)
-        if least != max(rooms, default=0):
+        least = rooms[0] if rooms else 0
+        if rooms.count(least) != len(rooms):
+            least = min(rooms)
             for seq, room in zip(grown, rooms, strict=True):
                 if room != least:
                     self._calendar.add(seq, self.step + room)
