@@ -22,6 +22,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from kvbench.figures.terminal import text
 from kvbench.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -167,10 +168,17 @@ def _claims(path: Path, how: str) -> str:
 
 
 def _claim(row: dict[str, str]) -> str:
-    low, high = row["paper_low"], row["paper_high"]
-    paper = low if low == high else f"{low} to {high}"
-    cells = [row["claim"], row["figure"], f"{paper} {row['unit']}", row["measured"], row["verdict"], row["note"]]
+    low, high, measured = (_number(row[name]) for name in ("paper_low", "paper_high", "measured"))
+    paper = (
+        low if low == high else f"{low} to {high}" if low and high else f"at least {low}" if low else f"at most {high}"
+    )
+    cells = [row["claim"], row["figure"], f"{paper} {row['unit']}", measured, row["verdict"], row["note"]]
     return f"| {' | '.join(map(_plain, cells))} |"
+
+
+def _number(cell: str) -> str:
+    """With four significant digits at most; the file has more."""
+    return text(float(cell)) if cell else ""
 
 
 def _title(path: Path) -> str:

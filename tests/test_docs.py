@@ -45,3 +45,10 @@ def test_an_experiment_is_shown_with_commands_that_work(
     page = hooks.experiments()
     shown = page.partition(f"### {experiment}\n")[2].partition("```sh\n")[2].partition("\n```")[0]
     assert shown.splitlines() == commands
+
+
+def test_numbers_of_claims_have_four_digits_on_the_page(hooks: ModuleType) -> None:
+    """``claims.csv`` has more."""
+    numbers = {"paper_low": "4.3046721", "paper_high": "", "measured": "0.0859748", "unit": "x"}
+    row = {"claim": "c", "figure": "Fig. 12(a)", "verdict": "undecided", "note": "n", **numbers}
+    assert hooks._claim(row) == "| c | Fig. 12(a) | at least 4.305 x | 0.08597 | undecided | n |"

@@ -295,7 +295,7 @@ def test_a_curve_that_stays_below_the_threshold_refutes_or_leaves_open(tmp_path:
     mine = [row for row in throughput_rows(scale=0.1) if row["panel"] == "c"]
     rows = claims("fig_throughput", write_results(tmp_path, mine))
     vllm = find(rows, "Fig. 12(c)", "vLLM: rate")  # beyond 2.6, and the paper's 2.38 is within 15 % of that
-    assert vllm.verdict is Verdict.NOT_RUN
+    assert vllm.verdict is Verdict.UNDECIDED
     assert vllm.note == "no crossing between the rates that were run: vLLM > 2.6 requests/s"
     assert (vllm.measured, vllm.ci_low) == (None, 2.6)
     baseline = find(rows, "Fig. 12(c)", "FasterTransformer: rate")  # beyond 0.3, the paper's is 0.115
@@ -353,6 +353,33 @@ def test_segments_follow_the_paper_s_buckets(tmp_path: Path) -> None:
     found = module("fig_memory_waste").segments(results.summary[results.summary["system"] == "orca_pow2"])
     assert found["external"] == pytest.approx(100 - 26.8 - 17.9 - 13.6)  # padding and free
     assert found["allocated"] == pytest.approx(26.8 + 17.9 + 13.6 + 2.0)
+
+
+def test_nothing_that_ran_is_called_not_run(tmp_path: Path) -> None:
+    """All curves were run, those of panel f never reach 0.5 s/token: rates, ratios and what panels decide together."""
+    rows = [row | {"normalized_latency_mean_s": 0.1} if row["panel"] == "f" else row for row in throughput_rows()]
+    claimed = fig_throughput.claims(write_results(tmp_path, rows))
+    assert Verdict.NOT_RUN not in {row.verdict for row in claimed}
+    undecided = [row for row in claimed if row.verdict is Verdict.UNDECIDED]
+    assert all(row.note.startswith("no crossing between the rates that were run") for row in undecided)
+    together = {row.figure: row.note for row in undecided if row.figure.startswith("Fig. 12(a-f")}
+    assert together["Fig. 12(a-f)"].startswith("no crossing between the rates that were run in panel f")
+    without = [row for row in rows if row["panel"] != "e"]
+    part = fig_throughput.claims(write_results(tmp_path / "part", without))
+    [gain] = [row for row in part if row.figure == "Fig. 12(a-f)"]
+    assert gain.verdict is Verdict.NOT_RUN
+    assert gain.note.startswith("needs the rates at the threshold of panel e")
+
+
+def test_a_note_on_one_system_stands_on_its_row_alone(tmp_path: Path) -> None:
+    claimed = fig_throughput.claims(write_results(tmp_path, throughput_rows()))
+    doubled = [row for row in claimed if "two points at" in row.note]
+    assert [(row.figure, row.claim.partition(":")[0]) for row in doubled] == [("Fig. 12(a)", "vLLM")]
+    names = {look.label for look in style.SYSTEMS.values()}
+    for row in claimed:
+        subject, _, rest = row.claim.partition(":")
+        if subject in names and rest:
+            assert not [name for name in names - {subject} if name in row.note], row
 
 
 def test_a_curve_that_leaves_the_axes_is_marked_as_no_system_is(tmp_path: Path) -> None:

@@ -54,7 +54,13 @@ def test_an_interval_alone_refutes_but_does_not_confirm() -> None:
     assert refuted.verdict is Verdict.NOT_REPRODUCED
     assert refuted.note == "no crossing; a note"
     assert (refuted.measured, refuted.ci_low, refuted.ci_high) == (None, 3.0, math.inf)
-    assert statement(1.0, 2.0, "0").judge(None, interval=(1.5, math.inf)).verdict is Verdict.NOT_RUN
+    assert statement(1.0, 2.0, "0").judge(None, interval=(1.5, math.inf)).verdict is Verdict.UNDECIDED
+
+
+def test_what_was_run_and_decides_nothing_is_undecided_with_the_reason() -> None:
+    claim = statement(1.0, 2.0, "0").judge(None, missing="no repeat in common", ran=True, obstacle="seed is 1")
+    assert (f"{claim.verdict}", claim.note) == ("undecided", "no repeat in common; a note")
+    assert Verdict("undecided") is Verdict.UNDECIDED
 
 
 @pytest.mark.parametrize("nothing", [None, math.nan])

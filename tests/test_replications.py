@@ -123,7 +123,7 @@ def test_a_repeat_without_crossing_leaves_bounds(tmp_path: Path) -> None:
     assert reading.high == float("inf")
     claims = fig_throughput.claims(found.results)
     rate = next(row for row in claims if row.claim == "vLLM: rate at 0.5 s/token" and row.figure == "Fig. 12(a)")
-    assert rate.verdict is Verdict.NOT_RUN
+    assert rate.verdict is Verdict.UNDECIDED
     assert "vLLM > 1.8" in rate.note
 
 

@@ -109,7 +109,7 @@ def other_lengths(rows: pd.DataFrame, workload: str) -> str | None:
 
 def noted(claim: Claim, what: str | None) -> Claim:
     """The claim with ``what`` in its note, unless that says it already."""
-    if what is None or what in claim.note:
+    if not what or what in claim.note:
         return claim
     return replace(claim, note="; ".join(part for part in (claim.note, what) if part))
 

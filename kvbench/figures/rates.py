@@ -255,13 +255,15 @@ def over_panels(
         key: {repeat: each.value for repeat, each in gains.items() if each.value is not None}
         for key, gains in found.items()
     }
-    lacking = sorted({key[0] for key, gains in known.items() if not gains or len(gains) < len(found[key])})
-    if lacking:
+    if lacking := sorted({letter for (letter, _), gains in found.items() if not gains}):
         return statement.judge(None, missing=f"needs the rates at the threshold of panel {', '.join(lacking)}")
+    if unknown := sorted({key[0] for key, gains in known.items() if len(gains) < len(found[key])}):
+        which = f"panel {', '.join(unknown)}"
+        return statement.judge(None, missing=f"no crossing between the rates that were run in {which}", ran=True)
     obstacle = next((reason for letter in letters if (reason := panels[letter].obstacle(*baselines, "vllm"))), None)
     common = sorted(set.intersection(*(set(gains) for gains in known.values())))
     if not common:
-        return statement.judge(None, missing=f"panels {', '.join(letters)} have no repeat in common")
+        return statement.judge(None, missing=f"panels {', '.join(letters)} have no repeat in common", ran=True)
     mean = Reading.over(
         mean_interval([combine({key: gains[repeat] for key, gains in known.items()}) for repeat in common])
     )
@@ -454,10 +456,12 @@ class PanelRates:
                 claims.append(self.judge(statement, None, system))
                 continue
             expected = [(point.x, point.y) for point in papers.measurements]
+            doubled = sorted({x for x, _ in expected if [each for each, _ in expected].count(x) > 1})
             ratios = log_ratios(dict(self.curves[system]), expected)
             together += [] if slabs else ratios
             obstacle = self.obstacle(system) or self.other_trace
-            claims.append(noted(statement.judge(root_mean_square(ratios), obstacle=obstacle), self.stand_in))
+            claim = noted(statement.judge(root_mean_square(ratios), obstacle=obstacle), self.stand_in)
+            claims.append(noted(claim, "; ".join(f"the paper has two points at {x:g} requests/s" for x in doubled)))
         names = [system for system in self.condition.curves if system != "fastertransformer"]
         label = "Orca (Max, Pow2, Oracle) and vLLM together"
         statement = stated("curve_rms", self.letter, panel=self.letter, system=label)

@@ -24,8 +24,10 @@ class Verdict(StrEnum):
     """It does not."""
     NOT_COMPARABLE = "not comparable"
     """Something was measured, but under other conditions than the paper's; the note says which."""
+    UNDECIDED = "undecided"
+    """It was run, but what was measured does not decide it; the note says why."""
     NOT_RUN = "not run"
-    """Nothing was measured that decides it; the note says what is missing."""
+    """It was not run, or not all that it takes; the note says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class Statement:
         *,
         interval: tuple[float, float] | None = None,
         missing: str = "no finished point",
+        ran: bool = False,
         obstacle: str | None = None,
     ) -> Claim:
         """Hold a measured value against the claim.
@@ -96,13 +99,14 @@ class Statement:
             measured: the value; None or NaN if there is none.
             interval: where the true value lies; infinite ends are allowed. Alone, without ``measured``, it can refute a
                 claim but not confirm it.
-            missing: what is missing where nothing was measured.
+            missing: what is missing where nothing was measured, or why what was measured decides nothing.
+            ran: whether all was run that the claim needs; so it was where there is an interval.
             obstacle: why the value cannot be compared with the paper's, if so.
         """
         if measured is not None and math.isnan(measured):
             measured = None
         if measured is None and (interval is None or self.meets(*interval)):
-            verdict, reason = Verdict.NOT_RUN, missing
+            verdict, reason = (Verdict.UNDECIDED if ran or interval else Verdict.NOT_RUN), missing
         elif obstacle is not None:
             verdict, reason = Verdict.NOT_COMPARABLE, obstacle
         elif measured is None:
