@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from dataclasses import fields as fields_of
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import yaml
@@ -64,6 +65,8 @@ _LABELS = (
 _MEASURED = {"simulated_s": "measured_s"}
 """What a column of ``summary.csv`` is called where it was measured."""
 _MAX_ROWS = 60
+_NARROWEST = 16
+"""Characters of a line that a meaning has at least, however narrow the terminal is."""
 
 
 @dataclass(slots=True)
@@ -249,11 +252,15 @@ def _point_table(row: dict[str, Any]) -> str:
         if not any(part in name for part in ("_iteration_", "steady_")) and (row[name] or name in HEADINGS)
     }
     names = {} if row["device"] == SIMULATED else _MEASURED
-    numbers = aligned([("metric", "value"), *((names.get(name, name), text(row[name])) for name in shown)])
-    texts = aligned([("unit", "meaning"), *((each.unit, each.description) for each in shown.values())], left=2)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    lines = map("  ".join, zip(numbers.splitlines(), texts.splitlines(), strict=True))
-    return "\n".join([head, *(line[:width] for line in lines)])
+    values = {name: stability(row[name]) if name == "stable" else text(row[name]) for name in shown}
+    numbers = aligned([("metric", "value"), *((names.get(name, name), value) for name, value in values.items())])
+    rows = [("unit", "meaning"), *((each.unit, each.description) for each in shown.values())]
+    units = max(len(unit) for unit, _ in rows)
+    lines = [f"{line}  {unit:<{units}}  " for line, (unit, _) in zip(numbers.splitlines(), rows, strict=True)]
+    room = shutil.get_terminal_size().columns - len(lines[0]) if sys.stdout.isatty() else sys.maxsize
+    said = (wrap(meaning, max(room, _NARROWEST), break_on_hyphens=False) for _, meaning in rows)
+    below = "\n" + " " * len(lines[0])
+    return "\n".join([head, *(line + below.join(parts) for line, parts in zip(lines, said, strict=True))])
 
 
 def _table(rows: list[dict[str, Any]]) -> str:

@@ -129,17 +129,17 @@ class Common:
             raise KvbenchError(f"swap_space_bytes={self.swap_space_bytes} is no size; give 0 for none, or more")
 
     def _check_search(self) -> None:
+        if self.metric is not None and self.metric not in RISING + FALLING:
+            raise KvbenchError(
+                f"metric={self.metric} has no threshold to search{_hint(self.metric, RISING + FALLING)}\n"
+                f"metric is one of {', '.join(RISING + FALLING)}"
+            )
         if (self.metric is None) != (self.threshold is None):
             raise KvbenchError("metric= and threshold= make a search together; give both, or none")
         if self.metric is None:
             return
         if self.memory_map or self.live:
             raise KvbenchError("memory_map= and live= look at one run, and a search for metric= makes many")
-        if self.metric not in RISING + FALLING:
-            raise KvbenchError(
-                f"metric={self.metric} has no threshold to search{_hint(self.metric, RISING + FALLING)}\n"
-                f"metric is one of {', '.join(RISING + FALLING)}"
-            )
         if self.metric in FALLING and self.slo_ttft_s is None and self.slo_tpot_s is None:
             raise KvbenchError(f"metric={self.metric} needs an objective; give slo_ttft_s= or slo_tpot_s=")
         if self.repeats < 2:

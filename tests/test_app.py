@@ -197,7 +197,13 @@ def test_an_experiment_is_drawn_and_judged(capsys: pytest.CaptureFixture[str]) -
         "claim", "figure", "paper_low", "paper_high", "measured", "ci_low", "ci_high", "unit", "tolerance", "verdict",
         "note",
     ]  # fmt: skip
-    assert {claim["verdict"] for claim in claims} <= {"reproduced", "not reproduced", "not comparable", "not run"}
+    assert {claim["verdict"] for claim in claims} <= {
+        "reproduced",
+        "not reproduced",
+        "not comparable",
+        "undecided",
+        "not run",
+    }
     assert Results(folder).summary["experiment"].tolist() == ["fig_throughput"]
 
 
@@ -368,3 +374,18 @@ def test_changed_sources_are_never_answered_from_old_results(clone: Path, tmp_pa
     source.write_text(source.read_text(encoding="utf-8").replace("ms / 1e3", "ms / 1e2"), encoding="utf-8")
     assert "Finished before" not in run()
     assert len(finished("results/adhoc")) == 2
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 200])
+def test_meanings_are_wrapped_between_words_on_a_terminal(
+    columns: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["workload=fixed", "workload.num_requests=3", "executor=serial", f"results_dir={tmp_path}"]
+    assert main(command) == 0
+    plain = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert main(command) == 0
+    table = capsys.readouterr().out.partition("metric ")[2].partition("Results:")[0]
+    assert max(map(len, table.splitlines())) <= max(columns, 70)
+    assert table.split() == plain.partition("metric ")[2].partition("Results:")[0].split()  # not a word is cut

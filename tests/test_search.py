@@ -100,6 +100,8 @@ def test_an_experiment_of_searches(compose: Composer, tmp_path: Path) -> None:
     ("typed", "words"),
     [
         (("metric=ttft_p50_s", "repeats=2"), "give both, or none"),
+        (("threshold=1", "repeats=2"), "give both, or none"),
+        (("metric=foo",), "metric=foo has no threshold to search"),
         (("threshold=1",), "give both, or none"),
         (("metric=ttft_p50_s", "threshold=1"), "one run is no capacity"),
         (("metric=ttft_p50", "threshold=1", "repeats=2"), "did you mean ttft_p50_s"),
