@@ -54,7 +54,8 @@ def draw(results: Results) -> dict[str, Figure]:
         batches = {system: curve(select(summary, system=system), "request_rate", BATCH) for system in looks}
         for system, look in looks.items():
             style.plot(right, batches[system], look)
-            for axes, points in ((left, found[system]), (right, batches[system])):
+            shown = [point for point in found[system] if point[1] <= TOP * threshold_s]
+            for axes, points in ((left, shown), (right, batches[system])):
                 marked = [point for point in points if (system, point[0]) in growing]
                 axes.plot(*np.reshape(marked, (-1, 2)).T, **CROSS)
         right.set_xlim(left.get_xlim()[0], max(left.get_xlim()[1], 1.05 * max(summary["request_rate"])))
