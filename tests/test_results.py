@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 import kvbench
 from kvbench import app
@@ -132,7 +133,18 @@ def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
 
 
 def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    half = path.read_bytes()[: path.stat().st_size // 2]
+    while path.suffix == ".yaml" and _is_yaml(half):  # as YAML is that ends after a key
+        half = half[:-1]
+    path.write_bytes(half)
+
+
+def _is_yaml(content: bytes) -> bool:
+    try:
+        yaml.safe_load(content)
+    except yaml.YAMLError:
+        return False
+    return True
 
 
 def _garble(path: Path) -> None:
