@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -103,13 +104,9 @@ def read_parquet(path: Path) -> Columns:
     Raises:
         KvbenchError: it is not whole.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise damaged(path) from error
+    table = _read(pq.read_table, path)
     return {name: table[name].to_numpy() for name in table.column_names}
 
 
@@ -119,14 +116,19 @@ def read_metadata(path: Path) -> dict[str, str]:
     Raises:
         KvbenchError: it is not whole.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
+    schema = _read(pq.read_schema, path)
+    return {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
+
+
+def _read(read: Callable[[Path], Any], path: Path) -> Any:
+    import pyarrow as pa
+
     try:
-        schema = pq.read_schema(path)
+        return read(path)
     except (pa.ArrowException, OSError) as error:
         raise damaged(path) from error
-    return {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
 
 
 def damaged(path: Path) -> KvbenchError:

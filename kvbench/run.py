@@ -143,7 +143,7 @@ def _serve(
     capacity = measured_capacity(parts.capacity, engine.runner)
     with _shown(engine, len(trace.requests), headline):
         record = serve(engine, trace.requests)
-    end_s = max(record.steps["end_s"], default=0.0)
+    end_s = float(record.steps["end_s"][-1]) if len(record.steps["end_s"]) else 0.0
     if config["measure_from_s"] > end_s:
         raise KvbenchError(f"measure_from_s={config['measure_from_s']:g} is after the last iteration, {end_s:.0f} s")
     metrics = summarize(

@@ -107,8 +107,9 @@ def _other_requests(frame: pd.DataFrame) -> Iterator[str]:
 
 def _origins(frame: pd.DataFrame) -> Iterator[tuple[pd.Series[Any], dict[str, Any], dict[str, Any]]]:
     """Configuration and manifest of a point of every system and panel; empty where they are not kept."""
+    folders = {folder: Results(Path(folder)) for folder in frame["results"].unique()}
     for _, row in frame.groupby(["results", "panel", "system"], dropna=False, observed=True).head(1).iterrows():
-        results = Results(row["results"])
+        results = folders[row["results"]]
         yield row, results.config(row) if results.has_config(row) else {}, results.manifest(row)
 
 

@@ -58,19 +58,18 @@ def film(runs: Sequence[Mapped], folder: Path, stem: str, seconds: float = 16.0,
     # One palette for all: colours that change between frames would flicker.
     first, *others = [frame.quantize(palette=colors, dither=Image.Dither.NONE) for frame in frames]
     first.save(gif, save_all=True, append_images=others, duration=1000 // FRAMES_PER_S, loop=0)
-    return [gif, *_mp4(frames, folder / f"{stem}.mp4")]
+    return [gif, *_mp4(gif)]
 
 
-def _mp4(frames: list[Image.Image], path: Path) -> list[Path]:
+def _mp4(gif: Path) -> list[Path]:
     """The same where there is ffmpeg, which the players of slides read."""
     if (ffmpeg := shutil.which("ffmpeg")) is None:
         return []
-    width, height = (size // 2 * 2 for size in frames[0].size)  # what its codec takes
-    raw = b"".join(frame.crop((0, 0, width, height)).tobytes() for frame in frames)
-    taken = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(FRAMES_PER_S), "-i", "-"]
-    made = ["-c:v", "libx264", "-pix_fmt", "yuv420p", str(path)]
-    command = [ffmpeg, "-y", "-loglevel", "error", *taken, *made]
-    done = subprocess.run(command, input=raw, capture_output=True, check=False)
+    path = gif.with_suffix(".mp4")
+    even = "crop=trunc(iw/2)*2:trunc(ih/2)*2:0:0"  # what its codec takes
+    made = ["-vf", even, "-c:v", "libx264", "-pix_fmt", "yuv420p", str(path)]
+    command = [ffmpeg, "-y", "-loglevel", "error", "-i", str(gif), *made]
+    done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
         words = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.returncode}"]
         raise KvbenchError(f"{path} cannot be written; ffmpeg says: {words[-1]}")
