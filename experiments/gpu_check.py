@@ -41,7 +41,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -772,20 +772,11 @@ def _reserve_s(report: Report) -> float:
 
 def _draw(experiment: str, folder: Path) -> str:
     """The figure, its verdicts and its table; what cannot be drawn here can be drawn elsewhere from the same files."""
-    from kvbench.paper.claims import Claim
-    from kvbench.results import Results, write_csv, write_text
+    from kvbench.figures.experiment import draw
+    from kvbench.results import Results, write_text
 
     try:
-        from kvbench.figures import style
-
-        module = importlib.import_module(f"kvbench.figures.{experiment}")
-        results = Results(folder)
-        for stem, figure in module.draw(results).items():
-            style.save(figure, folder, stem)
-        names = [each.name for each in fields(Claim)]
-        claims = ({name: getattr(claim, name) for name in names} for claim in module.claims(results))
-        write_csv(folder / "claims.csv", names, claims)
-        table = module.table(results) or ""
+        table = draw(Results(folder), experiment) or ""
         write_text(folder / "table.txt", table + "\n")
         print(table, flush=True)
     except Exception as error:  # numbers are worth more than a picture

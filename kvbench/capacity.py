@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from kvbench.core import KvbenchError
-from kvbench.instantiate import check_arguments
+from kvbench.instantiate import check_arguments, whole
 
 GIB = 2**30
 PROC = Path("/proc")
@@ -69,9 +69,9 @@ class Model:
     def __post_init__(self) -> None:
         """Refuse shapes that no model has. Raises KvbenchError."""
         for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "vocab_size"):
-            _check_whole(f"model.{name}", getattr(self, name))
-        _check_whole("model.max_model_len", self.max_model_len, least=2)  # a prompt and an output
-        _check_whole("model.num_parameters", self.num_parameters, least=0)
+            whole(f"model.{name}", getattr(self, name))
+        whole("model.max_model_len", self.max_model_len, least=2)  # a prompt and an output
+        whole("model.num_parameters", self.num_parameters, least=0)
         if self.num_heads % self.num_kv_heads:
             raise KvbenchError(
                 f"model.num_heads={self.num_heads} cannot share model.num_kv_heads={self.num_kv_heads} equally; "
@@ -108,8 +108,8 @@ class Hardware:
 
     def __post_init__(self) -> None:
         """Refuse what no machine has. Raises KvbenchError."""
-        _check_whole("hardware.num_gpus", self.num_gpus)
-        _check_whole("hardware.gpu_memory_bytes", self.gpu_memory_bytes)
+        whole("hardware.num_gpus", self.num_gpus)
+        whole("hardware.gpu_memory_bytes", self.gpu_memory_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +158,6 @@ class Capacity:
             f" {_gib(self.kv_cache_bytes)} ({self.source}){rest}: {slots}"
             + (f"; swap space {_gib(self.swap_space_bytes)}" if 0 < self.swap_space_bytes < pool else "")
         )
-
-
-def _check_whole(name: str, value: object, least: int = 1) -> None:
-    if type(value) is not int or value < least:
-        raise KvbenchError(f"{name}={value} is not possible; give a whole number of at least {least}")
 
 
 PUBLISHED = "Table 1 of the paper"

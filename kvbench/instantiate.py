@@ -111,6 +111,18 @@ def check_arguments(target: Any, arguments: Mapping[str, Any], where: str, given
             )
 
 
+def whole(name: str, value: object, least: int = 1) -> int:
+    """The value as an int; raises KvbenchError unless it is a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise KvbenchError(f"{name}={value} is not possible; give a whole number of at least {least}")
+    return value
+
+
+def takes(target: Any, name: str) -> bool:
+    """Whether a class or function has an argument of this name."""
+    return name in _parameters(target)
+
+
 @cache
 def _parameters(target: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(target).parameters

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from kvbench.clock import VirtualClock, WallClock
 from kvbench.core import KvbenchError, Request
 from kvbench.engine import Engine, Watcher
 from kvbench.engine import serve as step_by_step
-from kvbench.instantiate import check_arguments, instantiate, locate
+from kvbench.instantiate import check_arguments, instantiate, locate, takes
 from kvbench.ledger import Ledger
 from kvbench.records import Record
 from kvbench.runners.base import Runner
@@ -91,10 +90,9 @@ def serve(engine: Engine, requests: Seq[Request]) -> Record:
 def _allocator(config: Mapping[str, Any], capacity: Capacity) -> Allocator:
     """Over the pool, and over a host pool of ``swap_space_bytes`` if it takes one."""
     node, given = config["allocator"], {"num_slots": capacity.num_slots}
-    if isinstance(node, Mapping) and isinstance(node.get("_target_"), str):
-        taken = inspect.signature(locate(node["_target_"], "allocator")).parameters
-        if "host_slots" in taken:
-            given["host_slots"] = capacity.swap_space_bytes // capacity.bytes_per_slot
+    target = node.get("_target_") if isinstance(node, Mapping) else None
+    if isinstance(target, str) and takes(locate(target, "allocator"), "host_slots"):
+        given["host_slots"] = capacity.swap_space_bytes // capacity.bytes_per_slot
     allocator: Allocator = instantiate(node, "allocator", **given)
     least = allocator.block_size * capacity.bytes_per_slot
     if "host_slots" in given and 0 < (config.get("swap_space_bytes") or 0) < least:

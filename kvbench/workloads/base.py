@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvbench import instantiate
 from kvbench.core import KvbenchError, Request
 
 FloatArray = NDArray[np.float64]
@@ -89,9 +90,7 @@ def positive(option: str, value: object) -> float:
 
 def whole(option: str, value: object, least: int) -> int:
     """The value as an int; raises `KvbenchError` unless it is a whole number of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise KvbenchError(f"workload.{option}={value} is not possible; give a whole number of at least {least}")
-    return value
+    return instantiate.whole(f"workload.{option}", value, least)
 
 
 def one_of(option: str, value: object, allowed: tuple[str, ...]) -> None:
